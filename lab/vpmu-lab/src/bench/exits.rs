@@ -24,10 +24,10 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "The exits of a profiling session: results",
         intro: include_str!("exits.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "Four events by frequency, as published; one event by a fixed period",
-        }],
+        groups: &[Group::new(
+            "",
+            "Four events by frequency, as published; one event by a fixed period",
+        )],
     },
     has_models: true,
     has_counters: true,
@@ -146,21 +146,13 @@ fn published_per_pmi() -> f64 {
 
 /// Returns the exits that serve the PMU of one event alone, all and by kind.
 fn per_pmi(run: &Run) -> Vec<Row> {
-    let row = |figure: String, measured| Row {
-        figure,
-        mode: mode(run.design()),
-        measured,
-        published: None,
-        unit: "exits",
-    };
-    let mut rows = vec![row(
-        "pmu_exits_per_pmi:one_event".to_owned(),
-        run.pmu_exits_per_pmi,
-    )];
+    let mode = mode(run.design());
+    let row = |figure: &str, measured| Row::new(figure, mode, measured, "exits");
+    let mut rows = vec![row("pmu_exits_per_pmi:one_event", run.pmu_exits_per_pmi)];
     for (kind, &count) in run.exits.iter().flatten() {
         let each = for_each_pmi(count as f64, run.pmis);
         if each.is_some_and(|each| each > 0.0) {
-            rows.push(row(format!("per_pmi:{kind}"), each));
+            rows.push(row(&format!("per_pmi:{kind}"), each));
         }
     }
     rows
@@ -169,12 +161,9 @@ fn per_pmi(run: &Run) -> Vec<Row> {
 /// Returns the exits of a session, `registers` with their published counts first.
 fn published_layout(run: &Run, registers: &[(&str, u64)]) -> Vec<Row> {
     let mode = mode(run.design());
-    let row = |figure: String, measured: Option<u64>, published: Option<u64>| Row {
-        figure,
-        mode,
-        measured: measured.map(|count| count as f64),
-        published: published.map(|count| count as f64),
-        unit: "exits",
+    let float = |count: Option<u64>| count.map(|count| count as f64);
+    let row = |figure: String, measured, published| {
+        Row::new(figure, mode, float(measured), "exits").beside(float(published))
     };
     let none = BTreeMap::new();
     let trapped = run.exits.as_ref().unwrap_or(&none);
@@ -204,20 +193,9 @@ fn published_layout(run: &Run, registers: &[(&str, u64)]) -> Vec<Row> {
         }
     }
     rows.extend(shares(&rows, run.pmis));
-    rows.push(Row {
-        figure: "pmis".to_owned(),
-        mode,
-        measured: run.pmis.map(|count| count as f64),
-        published: None,
-        unit: "interrupts",
-    });
-    rows.push(Row {
-        figure: "pmu_exits_per_pmi".to_owned(),
-        mode,
-        measured: run.pmu_exits_per_pmi,
-        published: Some(published_per_pmi()),
-        unit: "exits",
-    });
+    rows.push(Row::new("pmis", mode, float(run.pmis), "interrupts"));
+    let all = Row::new("pmu_exits_per_pmi", mode, run.pmu_exits_per_pmi, "exits");
+    rows.push(all.beside(Some(published_per_pmi())));
     rows
 }
 

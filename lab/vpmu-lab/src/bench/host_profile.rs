@@ -16,10 +16,7 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "The host profiles a guest that profiles itself: results",
         intro: include_str!("host_profile.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "1,000 samples a second by a host counter",
-        }],
+        groups: &[Group::new("", "1,000 samples a second by a host counter")],
     },
     has_models: false,
     has_counters: false,
@@ -58,16 +55,10 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     } else {
         FIGURES.map(|_| None)
     };
-    let rows = FIGURES.iter().zip(figures).map(|(&(name, unit), value)| {
-        let figure = figure(name, value, unit);
-        Row {
-            figure: figure.name.to_owned(),
-            mode: mode(with.design),
-            measured: figure.value,
-            published: None,
-            unit: figure.unit,
-        }
-    });
+    let rows = FIGURES
+        .iter()
+        .zip(figures)
+        .map(|(&(name, unit), value)| figure(name, value, unit).row("", mode(with.design)));
     Ok(rows.collect())
 }
 

@@ -24,6 +24,7 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use parts::Part;
 pub use stories::about;
 
 use crate::host::cancel::Cancel;
@@ -213,11 +214,7 @@ impl Context<'_> {
             return Err(error);
         }
         if let Some(row) = comparison.rows.iter().find(|row| row.run.status != 0) {
-            return Err(Error::CommandFailed {
-                design: row.design,
-                status: row.run.status,
-                output: String::from_utf8_lossy(&row.output).into_owned(),
-            });
+            return Err(row.failed());
         }
         self.note_machine(&comparison.rows);
         Ok(comparison.rows)
@@ -244,6 +241,29 @@ impl Context<'_> {
                 backings.push(backing);
             }
         }
+    }
+}
+
+impl Context<'_> {
+    /// Measures `parts` of guests as `request` wants them. The figures' names end with `suffix`. `label` distinguishes the
+    /// kept logs; the modes are those that `mode` says.
+    fn measure(
+        &self,
+        request: &Request,
+        designs: &[Design],
+        parts: &[Part],
+        (label, suffix): (&str, &str),
+        mode: impl Fn(&result::Row) -> &'static str,
+    ) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for part in parts {
+            let label = format!("{label}{}", part.name);
+            for row in &self.compare_as(request.clone(), &label, designs, &part.command)? {
+                let figures = (part.figures)(row)?.into_iter();
+                rows.extend(figures.map(|figure| figure.row(suffix, mode(row))));
+            }
+        }
+        Ok(rows)
     }
 }
 

@@ -8,6 +8,7 @@ use super::{Bench, Context, Row, numbers};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 
@@ -19,10 +20,10 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "The paravirtual PMU: results",
         intro: include_str!("paravirt.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "Trapped registers, and a PMU in shared memory",
-        }],
+        groups: &[Group::new(
+            "",
+            "Trapped registers, and a PMU in shared memory",
+        )],
     },
     rows,
 };
@@ -175,29 +176,26 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         pmu: Pmu::Emulated,
         policy: Some(Policy::Paused),
     };
+    let request = Request {
+        model: context.model,
+        vmm_args: vec!["--approximate-instructions".to_owned()],
+        ..Request::new(Arch::X86_64)
+    };
     let designs = [trapped, Pmu::Paravirt.into()];
-    let mut rows = Vec::new();
-    for part in parts() {
-        let options = ["--approximate-instructions"];
-        let command = &part.command;
-        let runs = context.compare(part.name, Arch::X86_64, &designs, &options, command)?;
-        for row in &runs {
-            let paravirt = row.design.pmu == Pmu::Paravirt;
-            let of_design = if paravirt { "paravirt" } else { "trapped" };
-            rows.extend((part.figures)(row)?.into_iter().map(|figure| Row {
-                published: published(figure.name, of_design),
-                ..figure.row("", of_design)
-            }));
-        }
-    }
-    Ok(rows)
+    let mode = |row: &result::Row| match row.design.pmu {
+        Pmu::Paravirt => "paravirt",
+        _ => "trapped",
+    };
+    let rows = context.measure(&request, &designs, &parts(), ("", ""), mode)?;
+    let published = |row: Row| {
+        let is_known = (row.figure.as_str(), row.mode) == ("exits_per_pmi", "trapped");
+        row.beside(is_known.then_some(PUBLISHED))
+    };
+    Ok(rows.into_iter().map(published).collect())
 }
 
-/// Returns the published exits to the VMM for an interrupt: 8.5 for MSRs, 1.3 for RDPMC, 1 for the
-/// NMI.
-fn published(figure: &str, mode: &str) -> Option<f64> {
-    (figure == "exits_per_pmi" && mode == "trapped").then_some(10.8)
-}
+/// The published exits to the VMM for an interrupt: 8.5 for MSRs, 1.3 for RDPMC, 1 for the NMI.
+const PUBLISHED: f64 = 10.8;
 
 #[cfg(test)]
 mod tests {

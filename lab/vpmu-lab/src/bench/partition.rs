@@ -15,10 +15,10 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "Counters for the guest alone: results",
         intro: include_str!("partition.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "Fifteen events: `perf record -F 1000` of gzip; `host_share`: -F 4000 beside stress-ng",
-        }],
+        groups: &[Group::new(
+            "",
+            "Fifteen events: `perf record -F 1000` of gzip; `host_share`: -F 4000 beside stress-ng",
+        )],
     },
     has_models: false,
     has_counters: false,
@@ -95,12 +95,9 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         let kept = runs_with_host_counters(context, &name, part.command)?;
         for figure in part.figures {
             rows.extend(runs.iter().map(|row| figure.row(&row.run)));
-            rows.extend(kept.iter().map(|(mode, run)| Row {
-                figure: figure.name.to_owned(),
-                mode,
-                measured: run.as_ref().and_then(figure.of),
-                published: None,
-                unit: figure.unit,
+            rows.extend(kept.iter().map(|(mode, run)| {
+                let measured = run.as_ref().and_then(figure.of);
+                Row::new(figure.name, mode, measured, figure.unit)
             }));
         }
     }
@@ -145,13 +142,8 @@ pub(super) fn isolates(run: &Run) -> bool {
 impl Figure {
     fn row(&self, run: &Run) -> Row {
         let published = self.published.iter().find(|(pmu, _)| *pmu == run.pmu);
-        Row {
-            figure: self.name.to_owned(),
-            mode: mode(run.design()),
-            measured: (self.of)(run),
-            published: published.map(|(_, value)| *value),
-            unit: self.unit,
-        }
+        let row = Row::new(self.name, mode(run.design()), (self.of)(run), self.unit);
+        row.beside(published.map(|(_, value)| *value))
     }
 }
 

@@ -1,8 +1,8 @@
 //! What the benches of sampling share: parts with a command each, and the figures of its guests.
 
 use super::{Row, numbers};
+use crate::Result;
 use crate::report::result;
-use crate::{Error, Result};
 
 /// The beginning of each command that samples. It stops throttling, so that all designs take all requested
 /// samples: a limit that 10,000 samples a second reach would stop and start the event.
@@ -31,13 +31,8 @@ pub(super) struct Figure {
 impl Figure {
     /// Returns the row of a figure that nobody has published, with `suffix` behind its name.
     pub(super) fn row(self, suffix: &str, mode: &'static str) -> Row {
-        Row {
-            figure: format!("{}{suffix}", self.name),
-            mode: self.mode.unwrap_or(mode),
-            measured: self.value,
-            published: None,
-            unit: self.unit,
-        }
+        let figure = format!("{}{suffix}", self.name);
+        Row::new(figure, self.mode.unwrap_or(mode), self.value, self.unit)
     }
 }
 
@@ -100,11 +95,7 @@ pub(super) fn share_difference(row: &result::Row) -> f64 {
 /// Returns the first number behind the line that begins with `word`.
 pub(super) fn first(row: &result::Row, word: &str) -> Result<f64> {
     let number = numbers(&row.output, word).and_then(|numbers| numbers.first().copied());
-    number.ok_or_else(|| Error::CommandFailed {
-        design: row.design,
-        status: row.run.status,
-        output: String::from_utf8_lossy(&row.output).into_owned(),
-    })
+    number.ok_or_else(|| row.failed())
 }
 
 fn round(value: f64) -> f64 {

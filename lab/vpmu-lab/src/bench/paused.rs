@@ -5,12 +5,12 @@
 //! figure holds every exit that the handler causes.
 
 use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode, numbers};
+use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
-use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
     name: "paused",
@@ -19,14 +19,8 @@ pub(super) const BENCH: Bench = Bench {
         title: "The guest's NMI handler: results",
         intro: include_str!("paused.md"),
         groups: &[
-            Group {
-                suffix: "",
-                heading: "Twelve events, multiplexed",
-            },
-            Group {
-                suffix: ":one_event",
-                heading: "One event",
-            },
+            Group::new("", "Twelve events, multiplexed"),
+            Group::new(":one_event", "One event"),
         ],
     },
     has_models: true,
@@ -113,13 +107,10 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         let mut means = Vec::new();
         for row in &runs {
             let mean = handler_mean(row)?;
-            handlers.push(Row {
-                figure: format!("nmi_handler_ns{}", part.suffix),
-                mode: mode(row.design),
-                measured: mean.map(|mean| (mean * 10.0).round() / 10.0),
-                published: row.design.policy.and_then(part.published),
-                unit: "ns",
-            });
+            let figure = format!("nmi_handler_ns{}", part.suffix);
+            let tenths = mean.map(|mean| (mean * 10.0).round() / 10.0);
+            let published = row.design.policy.and_then(part.published);
+            handlers.push(Row::new(figure, mode(row.design), tenths, "ns").beside(published));
             means.push(mean);
             operations.extend(host_operations(&row.run, part.suffix));
         }
@@ -129,13 +120,9 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
                 [Some(reuse), Some(paused)] => Some(times(reuse, paused)),
                 _ => None,
             };
-            handlers.push(Row {
-                figure: format!("nmi_handler_gain{}", part.suffix),
-                mode: Policy::Paused.name(),
-                measured: Some(times(reuse, paused)),
-                published,
-                unit: "times",
-            });
+            let figure = format!("nmi_handler_gain{}", part.suffix);
+            let (mode, gain) = (Policy::Paused.name(), Some(times(reuse, paused)));
+            handlers.push(Row::new(figure, mode, gain, "times").beside(published));
         }
     }
     handlers.extend(operations);
@@ -151,31 +138,21 @@ fn times(before: f64, after: f64) -> f64 {
 fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
     let numbers = numbers(&row.output, "handlers");
     let Some([count, sum]) = numbers.as_deref().and_then(pair) else {
-        return Err(Error::CommandFailed {
-            design: row.design,
-            status: row.run.status,
-            output: String::from_utf8_lossy(&row.output).into_owned(),
-        });
+        return Err(row.failed());
     };
     Ok((count > 0.0).then(|| sum / count))
 }
 
 /// Returns the sum of all operations, and the number of each kind.
 fn host_operations(run: &Run, suffix: &str) -> Vec<Row> {
-    let row = |figure: String, measured| Row {
-        figure: format!("{figure}{suffix}"),
-        mode: mode(run.design()),
-        measured,
-        published: None,
-        unit: "operations",
+    let mode = mode(run.design());
+    let row = |figure: &str, measured| {
+        Row::new(format!("{figure}{suffix}"), mode, measured, "operations")
     };
-    let mut rows = vec![row(
-        "host_ops_per_pmi".to_owned(),
-        run.host_operations_per_pmi,
-    )];
+    let mut rows = vec![row("host_ops_per_pmi", run.host_operations_per_pmi)];
     for (kind, &count) in run.host_operations.iter().flatten() {
         let each = for_each_pmi(count as f64, run.pmis);
-        rows.push(row(format!("host_ops_per_pmi:{kind}"), each));
+        rows.push(row(&format!("host_ops_per_pmi:{kind}"), each));
     }
     rows
 }

@@ -8,6 +8,7 @@ use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
 
@@ -19,10 +20,7 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "PEBS: results",
         intro: include_str!("pebs.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "Samples by interrupts, and as PEBS records",
-        }],
+        groups: &[Group::new("", "Samples by interrupts, and as PEBS records")],
     },
     rows,
 };
@@ -143,18 +141,15 @@ fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
 }
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
-    let designs = emulated(&[Policy::Paused]);
     let mut rows = Vec::new();
     for way in &WAYS {
-        for part in parts(way) {
-            let name = format!("{}-{}", way.name, part.name);
-            let options = [way.option];
-            let runs = context.compare(&name, Arch::X86_64, &designs, &options, &part.command)?;
-            for row in &runs {
-                let figures = (part.figures)(row)?.into_iter();
-                rows.extend(figures.map(|figure| figure.row("", way.name)));
-            }
-        }
+        let request = Request {
+            model: context.model,
+            vmm_args: vec![way.option.to_owned()],
+            ..Request::new(Arch::X86_64)
+        };
+        let (designs, label) = (emulated(&[Policy::Paused]), format!("{}-", way.name));
+        rows.extend(context.measure(&request, &designs, &parts(way), (&label, ""), |_| way.name)?);
     }
     Ok(rows)
 }

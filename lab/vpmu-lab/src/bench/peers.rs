@@ -19,10 +19,7 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "Beside native and KVM's own PMUs: results",
         intro: include_str!("peers.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "One machine, each PMU in turn",
-        }],
+        groups: &[Group::new("", "One machine, each PMU in turn")],
     },
     rows,
 };
@@ -121,8 +118,7 @@ impl Mode {
         ]
     }
 
-    /// Measures one part.
-    fn rows(&self, context: &Context<'_>, part: &Part) -> Result<Vec<Row>> {
+    fn rows(&self, context: &Context<'_>) -> Result<Vec<Row>> {
         let skid = (self.pebs != Pebs::Off).then(|| "--pebs-skid".to_owned());
         let request = Request {
             model: self.model,
@@ -135,14 +131,10 @@ impl Mode {
             pmu: self.pmu,
             policy: (self.pmu == Pmu::Emulated).then(Policy::default),
         };
-        let label = format!("{}-{}", self.name, part.name);
-        let runs = context.compare_as(request, &label, &[design], &part.command)?;
-        let mut rows = Vec::new();
-        for row in &runs {
-            let figures = (part.figures)(row)?.into_iter();
-            rows.extend(figures.map(|figure| figure.row("", self.name)));
-        }
-        Ok(rows)
+        let label = format!("{}-", self.name);
+        context.measure(&request, &[design], &self.parts(), (&label, ""), |_| {
+            self.name
+        })
     }
 }
 
@@ -174,9 +166,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     }
     let mut rows = Vec::new();
     for mode in &MODES {
-        for part in &mode.parts() {
-            rows.extend(mode.rows(context, part)?);
-        }
+        rows.extend(mode.rows(context)?);
     }
     Ok(rows)
 }

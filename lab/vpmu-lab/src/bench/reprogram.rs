@@ -21,10 +21,10 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "One overflow: results",
         intro: include_str!("reprogram.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "This machine's perf events, the lab's machine's (`native-*`), and a guest's (`guest-*`)",
-        }],
+        groups: &[Group::new(
+            "",
+            "This machine's perf events, the lab's machine's (`native-*`), and a guest's (`guest-*`)",
+        )],
     },
     has_models: false,
     has_counters: true,
@@ -129,13 +129,9 @@ fn parse(output: &[u8], place: usize) -> Option<Vec<Row>> {
             let published = PUBLISHED
                 .iter()
                 .find(|(figure, of, _)| *figure == row.figure && *of == row.mode);
-            Some(Row {
-                mode: names[place],
-                measured: row.measured,
-                published: published.map(|(_, _, value)| *value),
-                unit: UNITS.into_iter().find(|&unit| unit == row.unit)?,
-                figure: row.figure,
-            })
+            let unit = UNITS.into_iter().find(|&unit| unit == row.unit)?;
+            let published = published.map(|(_, _, value)| *value);
+            Some(Row::new(row.figure, names[place], row.measured, unit).beside(published))
         })
         .collect()
 }

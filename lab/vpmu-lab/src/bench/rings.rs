@@ -16,10 +16,7 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "Counters of one privilege ring: results",
         intro: include_str!("rings.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "A known mixture of user space and kernel",
-        }],
+        groups: &[Group::new("", "A known mixture of user space and kernel")],
     },
     has_models: true,
     has_counters: false,
@@ -68,20 +65,20 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let sum = 100.0 * ((user + kernel) / both - 1.0).abs();
             let share = 100.0 * (user / (user + kernel) - known).abs();
             rows.extend([
-                row("ring_sum_error_percent", mode, sum, "percent"),
-                row("ring_share_error_points", mode, share, "points"),
+                Row::new(
+                    "ring_sum_error_percent",
+                    mode,
+                    Some(hundredths(sum)),
+                    "percent",
+                ),
+                Row::new(
+                    "ring_share_error_points",
+                    mode,
+                    Some(hundredths(share)),
+                    "points",
+                ),
             ]);
         }
     }
     Ok(rows)
-}
-
-fn row(figure: &str, mode: &'static str, measured: f64, unit: &'static str) -> Row {
-    Row {
-        figure: figure.to_owned(),
-        mode,
-        measured: Some(hundredths(measured)),
-        published: None,
-        unit,
-    }
 }

@@ -7,11 +7,11 @@
 
 use super::parts::{CYCLES, share_difference, timed, us_per_sample};
 use super::{Bench, Context, Row, emulated, mode, numbers};
+use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
-use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
     name: "sampling",
@@ -19,10 +19,7 @@ pub(super) const BENCH: Bench = Bench {
     page: Page {
         title: "The profile: results",
         intro: include_str!("sampling.md"),
-        groups: &[Group {
-            suffix: "",
-            heading: "Shares of the samples, and their cost",
-        }],
+        groups: &[Group::new("", "Shares of the samples, and their cost")],
     },
     has_models: true,
     has_counters: true,
@@ -74,12 +71,9 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         .collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
     for (index, (function, on_host, in_guest)) in FUNCTIONS.into_iter().enumerate() {
-        let row = |mode, profile: &Profile, published| Row {
-            figure: format!("share_points:{function}"),
-            mode,
-            measured: Some(profile.0[index]),
-            published,
-            unit: "points",
+        let row = |mode, profile: &Profile, published| {
+            let figure = format!("share_points:{function}");
+            Row::new(figure, mode, Some(profile.0[index]), "points").beside(published)
         };
         rows.push(row("host", &host, Some(on_host)));
         for (design, profile) in &guests {
@@ -92,13 +86,11 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let differences = FUNCTIONS.map(|(_, host, guest)| (host - guest).abs());
             round(differences.into_iter().fold(0.0, f64::max))
         });
-        rows.push(Row {
-            figure: "largest_share_difference_points".to_owned(),
-            mode: mode(*design),
-            measured: Some(profile.largest_difference(&host)),
-            published,
-            unit: "points",
-        });
+        let (figure, off) = (
+            "largest_share_difference_points",
+            profile.largest_difference(&host),
+        );
+        rows.push(Row::new(figure, mode(*design), Some(off), "points").beside(published));
     }
     for (kind, period) in [("", "-c 100000"), (":plain", "-F 4000")] {
         rows.extend(cost(context, kind, period)?);
@@ -112,12 +104,8 @@ fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
     let label = format!("cost{}", kind.replace(':', "-"));
     let designs = emulated(&[Policy::Paused]);
     let runs = context.compare(&label, Arch::X86_64, &designs, &[], &command)?;
-    let row = |row: &result::Row, figure, measured, unit| Row {
-        figure: format!("{figure}{kind}"),
-        mode: mode(row.design),
-        measured,
-        published: None,
-        unit,
+    let row = |row: &result::Row, figure, measured, unit| {
+        Row::new(format!("{figure}{kind}"), mode(row.design), measured, unit)
     };
     let mut rows = Vec::new();
     for run in &runs {
@@ -141,11 +129,7 @@ impl Profile {
         };
         let shares = FUNCTIONS.map(share);
         if shares.iter().all(|&share| share == 0.0) {
-            return Err(Error::CommandFailed {
-                design: row.design,
-                status: row.run.status,
-                output: String::from_utf8_lossy(&row.output).into_owned(),
-            });
+            return Err(row.failed());
         }
         Ok(Self(shares))
     }

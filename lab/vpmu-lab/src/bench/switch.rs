@@ -22,18 +22,9 @@ pub(super) const BENCH: Bench = Bench {
         title: "Two guests on one CPU, and their PMUs: results",
         intro: include_str!("switch.md"),
         groups: &[
-            Group {
-                suffix: ":lazy",
-                heading: "Partitioned, the lazy switch",
-            },
-            Group {
-                suffix: ":eager",
-                heading: "Partitioned, all registers at each switch",
-            },
-            Group {
-                suffix: ":emulated",
-                heading: "Emulated",
-            },
+            Group::new(":lazy", "Partitioned, the lazy switch"),
+            Group::new(":eager", "Partitioned, all registers at each switch"),
+            Group::new(":emulated", "Emulated"),
         ],
     },
     has_models: false,
@@ -75,12 +66,9 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let monitor = measure(context, &program, (suffix, pmu, eager), mode)?;
             let isolates = pmu == Pmu::Emulated || monitor.more["isolation"]["partition"] == true;
             let span = monitor.measured.as_ref().filter(|_| isolates);
-            rows.extend(FIGURES.iter().map(|(figure, unit, of)| Row {
-                figure: format!("{figure}{suffix}"),
-                mode,
-                measured: span.and_then(of).map(hundredths),
-                published: None,
-                unit,
+            rows.extend(FIGURES.iter().map(|(figure, unit, of)| {
+                let measured = span.and_then(of).map(hundredths);
+                Row::new(format!("{figure}{suffix}"), mode, measured, unit)
             }));
         }
     }

@@ -23,6 +23,30 @@ pub struct Row {
     pub unit: &'static str,
 }
 
+impl Row {
+    /// Makes a line of what nobody has published.
+    pub fn new(
+        figure: impl Into<String>,
+        mode: &'static str,
+        measured: Option<f64>,
+        unit: &'static str,
+    ) -> Self {
+        Self {
+            figure: figure.into(),
+            mode,
+            measured,
+            published: None,
+            unit,
+        }
+    }
+
+    /// Puts a published result beside the measured one, if there is one.
+    #[must_use]
+    pub fn beside(self, published: Option<f64>) -> Self {
+        Self { published, ..self }
+    }
+}
+
 /// The file that `--json` writes.
 #[derive(Debug, Serialize)]
 pub struct Report {

@@ -81,16 +81,7 @@ mod tests {
     const PAGE: Page = Page {
         title: "Title",
         intro: "Intro.\n",
-        groups: &[
-            Group {
-                suffix: "",
-                heading: "Busy",
-            },
-            Group {
-                suffix: ":idle",
-                heading: "Idle",
-            },
-        ],
+        groups: &[Group::new("", "Busy"), Group::new(":idle", "Idle")],
     };
 
     #[test]

@@ -14,12 +14,12 @@ pub use second::Second;
 
 use super::profile::Profile;
 use super::stats::{Found, Stats, round, serves_pmu};
-use crate::Result;
 use crate::host::files::write_whole;
 use crate::host::qemu::Version;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
+use crate::{Error, Result};
 use vpmu_measure::{Monitor, Perf, Record, Trace, Vmm};
 
 /// The file that `--json` writes.
@@ -44,6 +44,17 @@ pub struct Row {
     pub wall: Duration,
     /// Wall-clock time until the command began.
     pub boot_wall: Duration,
+}
+
+impl Row {
+    /// Returns the error of a command whose output is not what was expected.
+    pub fn failed(&self) -> Error {
+        Error::CommandFailed {
+            design: self.design,
+            status: self.run.status,
+            output: String::from_utf8_lossy(&self.output).into_owned(),
+        }
+    }
 }
 
 /// The settings of a run.

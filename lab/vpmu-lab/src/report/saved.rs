@@ -25,6 +25,13 @@ pub struct Group {
     pub heading: &'static str,
 }
 
+impl Group {
+    /// Makes a group.
+    pub const fn new(suffix: &'static str, heading: &'static str) -> Self {
+        Self { suffix, heading }
+    }
+}
+
 impl Page {
     /// Returns the group that `figure` belongs to.
     fn group_of(&self, figure: &str) -> &Group {

@@ -25,18 +25,12 @@ pub(super) const BENCH: Bench = Bench {
         title: "Call stacks: results",
         intro: include_str!("page.md"),
         groups: &[
-            Group {
-                suffix: "",
-                heading: "The published program",
-            },
-            Group {
-                suffix: ":elf",
-                heading: "Complete stacks: ftest, gzip, perf, perl, sort, openssl",
-            },
-            Group {
-                suffix: ":cc1",
-                heading: "Complete stacks: cc1",
-            },
+            Group::new("", "The published program"),
+            Group::new(
+                ":elf",
+                "Complete stacks: ftest, gzip, perf, perl, sort, openssl",
+            ),
+            Group::new(":cc1", "Complete stacks: cc1"),
         ],
     },
     rows,
@@ -117,13 +111,8 @@ struct Named(String, Option<f64>, &'static str);
 impl Named {
     fn row(self, suffix: &str, mode: &'static str) -> Row {
         let Self(name, value, unit) = self;
-        Row {
-            figure: format!("{name}{suffix}"),
-            mode,
-            measured: value.map(|value| (value * 1000.0).round() / 1000.0),
-            published: None,
-            unit,
-        }
+        let measured = value.map(|value| (value * 1000.0).round() / 1000.0);
+        Row::new(format!("{name}{suffix}"), mode, measured, unit)
     }
 }
 

@@ -39,22 +39,13 @@ pub(super) const BENCH: Bench = Bench {
         title: "The lazy TSC deadline: results",
         intro: include_str!("page.md"),
         groups: &[
-            Group {
-                suffix: "",
-                heading: "TCP request/response between two vCPUs, 1500 times in each boot",
-            },
-            Group {
-                suffix: ":pipe",
-                heading: "`perf bench sched pipe`, 800 times",
-            },
-            Group {
-                suffix: ":idle",
-                heading: "An idle guest, 10 seconds",
-            },
-            Group {
-                suffix: ":sleep",
-                heading: "Sleeps of a millisecond on one vCPU, 1000 times",
-            },
+            Group::new(
+                "",
+                "TCP request/response between two vCPUs, 1500 times in each boot",
+            ),
+            Group::new(":pipe", "`perf bench sched pipe`, 800 times"),
+            Group::new(":idle", "An idle guest, 10 seconds"),
+            Group::new(":sleep", "Sleeps of a millisecond on one vCPU, 1000 times"),
         ],
     },
     has_models: false,
@@ -298,11 +289,7 @@ impl<'a> Lab<'a> {
         let phase = cell.boot as u32 + BOOTS.len() as u32 * crashes;
         let row = run_one(&lab, &spec, &spec.guests[0], phase, task)?;
         context.note_machine([&row]);
-        measured(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {
-            design,
-            status: row.run.status,
-            output: String::from_utf8_lossy(&row.output).into_owned(),
-        })
+        measured(cell, &row.run, &row.output).ok_or_else(|| row.failed())
     }
 }
 

@@ -134,19 +134,16 @@ impl Stats {
 
     /// Returns the figures, with `suffix` at the end of their names.
     pub(super) fn rows(&self, mode: &'static str, suffix: &str) -> Vec<Row> {
-        let row = |figure: &str, measured: Option<f64>, unit| Row {
-            figure: format!("{figure}{suffix}"),
-            mode,
-            measured,
-            published: PUBLISHED
+        let row = |figure: &str, measured: Option<f64>, unit| {
+            let published = PUBLISHED
                 .iter()
                 .find(|(name, ..)| *name == figure && suffix.is_empty())
                 .and_then(|&(_, plain, paravirtual)| match mode {
                     "plain" => Some(plain),
                     "paravirtual" => Some(paravirtual),
                     _ => None,
-                }),
-            unit,
+                });
+            Row::new(format!("{figure}{suffix}"), mode, measured, unit).beside(published)
         };
         let number = |count: u64| Some(count as f64);
         let of = |name: &str, unit| row(name, number(self.count(name)), unit);
@@ -205,12 +202,9 @@ impl Stats {
 
     /// Returns this mode's figures in relation to mode plain's.
     pub(super) fn against(&self, plain: &Self, mode: &'static str, suffix: &str) -> Vec<Row> {
-        let row = |figure: &str, measured: Option<f64>, published, unit| Row {
-            figure: format!("{figure}{suffix}"),
-            mode,
-            measured: measured.map(|value| (value * 1000.0).round() / 1000.0),
-            published,
-            unit,
+        let row = |figure: &str, measured: Option<f64>, published, unit| {
+            let measured = measured.map(|value| (value * 1000.0).round() / 1000.0);
+            Row::new(format!("{figure}{suffix}"), mode, measured, unit).beside(published)
         };
         let mut rows: Vec<Row> = PUBLISHED_GONE
             .iter()

@@ -21,22 +21,13 @@ pub(super) const BENCH: Bench = Bench {
         title: "Last branch records: results",
         intro: include_str!("page.md"),
         groups: &[
-            Group {
-                suffix: "",
-                heading: "Samples with a full stack of branches",
-            },
-            Group {
-                suffix: ":kernel",
-                heading: "Fork and exec, in the kernel and in user space",
-            },
-            Group {
-                suffix: ":8",
-                heading: "Samples with eight branches",
-            },
-            Group {
-                suffix: ":unused",
-                heading: "Samples without branches, where the guest could have them",
-            },
+            Group::new("", "Samples with a full stack of branches"),
+            Group::new(":kernel", "Fork and exec, in the kernel and in user space"),
+            Group::new(":8", "Samples with eight branches"),
+            Group::new(
+                ":unused",
+                "Samples without branches, where the guest could have them",
+            ),
         ],
     },
     rows,
@@ -302,20 +293,16 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     };
     let mut rows = Vec::new();
     for way in ways {
-        for part in &way.parts {
-            let request = Request {
-                model,
-                lbr: way.lbr,
-                pebs: way.pebs,
-                vmm_args: way.options.iter().map(|&word| word.to_owned()).collect(),
-                ..Request::new(Arch::X86_64)
-            };
-            let name = format!("{}{}-{}", way.mode, way.suffix.replace(':', "-"), part.name);
-            for row in &context.compare_as(request, &name, &designs, &part.command)? {
-                let figures = (part.figures)(row)?.into_iter();
-                rows.extend(figures.map(|figure| figure.row(way.suffix, way.mode)));
-            }
-        }
+        let request = Request {
+            model,
+            lbr: way.lbr,
+            pebs: way.pebs,
+            vmm_args: way.options.iter().map(|&word| word.to_owned()).collect(),
+            ..Request::new(Arch::X86_64)
+        };
+        let label = format!("{}{}-", way.mode, way.suffix.replace(':', "-"));
+        let names = (label.as_str(), way.suffix);
+        rows.extend(context.measure(&request, &designs, &way.parts, names, |_| way.mode)?);
     }
     Ok(rows)
 }

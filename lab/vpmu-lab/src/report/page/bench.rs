@@ -23,10 +23,7 @@ pub struct About {
 const UNKNOWN: Page = Page {
     title: "",
     intro: "",
-    groups: &[markdown::Group {
-        suffix: "",
-        heading: "",
-    }],
+    groups: &[markdown::Group::new("", "")],
 };
 
 /// Makes the section of the bench in `file`.
