@@ -74,8 +74,11 @@ pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
     let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     if complete {
         text += &format!("\n{arch} guests run on this machine\n");
-        let other = Arch::ALL.into_iter().find(|&other| other != arch);
-        text.extend(other.map(|other| format!("for {other} guests: vpmu doctor --arch {other}\n")));
+        let other = match arch {
+            Arch::Aarch64 => Arch::X86_64,
+            Arch::X86_64 => Arch::Aarch64,
+        };
+        text += &format!("for {other} guests: vpmu doctor --arch {other}\n");
     } else {
         text += "\nsomething needed is missing: see the lines marked \"missing\"\n";
     }

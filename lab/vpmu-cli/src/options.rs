@@ -17,8 +17,8 @@ use vpmu_lab::spec::{Machine, Request};
 
 use crate::exec;
 use crate::monitor::Monitor;
-use crate::offer::{Offer, model};
-use crate::values::{memory, seconds};
+use crate::offer::Offer;
+use crate::values::{choice, memory, seconds};
 use crate::vmm::Vmm;
 
 const AFTER: &str = "\
@@ -77,7 +77,7 @@ pub(crate) enum Verb {
     /// Exit status 1 when something needed is missing.
     Doctor {
         /// Architecture of the guests to check for
-        #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
+        #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = choice::<Arch>())]
         arch: Arch,
         /// Check the QEMU in this folder, not the one on PATH
         #[arg(long, value_name = "DIR")]
@@ -100,13 +100,13 @@ pub(crate) enum Verb {
         /// The PMU design
         ///
         /// With --vmm the default is vmm.
-        #[arg(long, value_name = "NAME", default_value = "native", value_parser = design)]
+        #[arg(long, value_name = "NAME", default_value = "native", value_parser = choice::<Pmu>())]
         #[arg(default_value_if("vmm", ArgPredicate::IsPresent, "vmm"))]
         pmu: Pmu,
-        /// When host events are made and given back (x86_64, emulated): recreate, reuse or paused
+        /// When host events are made and given back (x86_64, emulated)
         ///
         /// The default is paused.
-        #[arg(long, value_name = "NAME", value_parser = policy)]
+        #[arg(long, value_name = "NAME", value_parser = choice::<Policy>())]
         policy: Option<Policy>,
         #[command(flatten)]
         guest: Guest,
@@ -141,13 +141,13 @@ pub(crate) enum Verb {
         /// The PMU designs, in the order of the table; the first is what others are relative to
         ///
         /// The default is native,kvm,emulated and, on aarch64, partitioned,direct; with --vmm also vmm.
-        #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = design)]
+        #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = choice::<Pmu>())]
         pmu: Vec<Pmu>,
         /// When host events are made and given back (x86_64): one row of emulated for each of
         /// recreate, reuse and paused that is named
         ///
         /// The default is paused.
-        #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = policy)]
+        #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = choice::<Policy>())]
         policy: Vec<Policy>,
         #[command(flatten)]
         guest: Guest,
@@ -158,10 +158,10 @@ pub(crate) enum Verb {
     Bench {
         /// Which one
         name: Option<String>,
-        /// Whose PMU the guests have (exits, lbr, rings, sampling, paused): intel, amd or amd-v2
+        /// Whose PMU the guests have (exits, lbr, rings, sampling, paused)
         ///
         /// The default is intel, which is what was published.
-        #[arg(long, value_name = "NAME", value_parser = model)]
+        #[arg(long, value_name = "NAME", value_parser = choice::<Model>())]
         model: Option<Model>,
         /// Write the figures to a file
         #[arg(long, value_name = "FILE")]
@@ -218,7 +218,7 @@ pub(crate) struct Guest {
     /// Architecture of the guest
     ///
     /// With --vmm the default is x86_64.
-    #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
+    #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = choice::<Arch>())]
     #[arg(default_value_if("vmm", ArgPredicate::IsPresent, "x86_64"))]
     pub(crate) arch: Arch,
     /// Processors of the guest, 1 to 64
@@ -366,17 +366,6 @@ impl Guest {
     }
 }
 
-fn arch(text: &str) -> Result<Arch, String> {
-    Arch::ALL
-        .into_iter()
-        .find(|arch| arch.name() == text)
-        .ok_or_else(|| "there are aarch64 and x86_64".to_owned())
-}
-
-fn design(text: &str) -> Result<Pmu, String> {
-    text.parse()
-}
-
 fn disk(text: &str) -> Result<Disk, String> {
     text.parse()
 }
@@ -390,10 +379,6 @@ fn package(text: &str) -> Result<String, String> {
         true => Ok(text.to_owned()),
         false => Err("a package's name has lower-case letters, digits, +, - and .".to_owned()),
     }
-}
-
-fn policy(text: &str) -> Result<Policy, String> {
-    text.parse()
 }
 
 /// A policy is about host events, which only our x86 VMM has.

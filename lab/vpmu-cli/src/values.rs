@@ -1,6 +1,18 @@
 //! Values of options.
 
+use std::str::FromStr;
 use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use strum::VariantNames;
+
+/// One of several, by its name.
+pub(crate) fn choice<T>() -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = strum::ParseError> + VariantNames + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(T::VARIANTS).try_map(|name| name.parse())
+}
 
 /// MiB from a number with M or G behind it.
 pub(crate) fn memory(text: &str) -> Result<u32, String> {

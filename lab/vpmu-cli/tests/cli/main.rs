@@ -141,7 +141,7 @@ fn wrong_words() {
     assert_refused(
         &["run", "--pmu", "native,kvm", "--", "true"],
         2,
-        "no such design",
+        "possible values",
     );
     assert_refused(&["run", "--memory", "1T", "--", "true"], 2, "512M");
     assert_refused(&["run", "--timeout", "0", "--", "true"], 2, "at least 1");

@@ -92,7 +92,10 @@ pub fn backing<'a>(runs: impl Iterator<Item = &'a Run> + Clone) -> Option<String
         let names: Vec<String> = names.map(|run| run.design().to_string()).collect();
         (!names.is_empty()).then(|| format!("{} ({})", backing.counter(), names.join(", ")))
     };
-    let kinds: Vec<String> = Backing::ALL.into_iter().filter_map(of).collect();
+    let kinds: Vec<String> = [Backing::Hardware, Backing::Clock]
+        .into_iter()
+        .filter_map(of)
+        .collect();
     (!kinds.is_empty()).then(|| format!("counted by {}", kinds.join(" and by ")))
 }
 

@@ -5,18 +5,33 @@ use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantNames};
 
 use crate::host::tool::Tool;
 use crate::spec::design::Pmu;
 
 /// The architecture of a guest and of the machine it runs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Arch {
     /// 64-bit Arm.
     Aarch64,
     /// 64-bit x86.
     #[serde(rename = "x86_64")]
+    #[strum(serialize = "x86_64")]
     X86_64,
 }
 
@@ -35,15 +50,9 @@ pub(crate) const QEMU_X86_64: Tool = Tool {
 };
 
 impl Arch {
-    /// Both architectures.
-    pub const ALL: [Self; 2] = [Self::Aarch64, Self::X86_64];
-
     /// Returns the name on the command line, which is QEMU's too.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Aarch64 => "aarch64",
-            Self::X86_64 => "x86_64",
-        }
+        self.into()
     }
 
     /// Returns Debian's name.
@@ -148,7 +157,7 @@ mod tests {
 
     #[test]
     fn names() {
-        for arch in Arch::ALL {
+        for arch in [Arch::Aarch64, Arch::X86_64] {
             let name = arch.name();
             assert_eq!(serde_json::to_string(&arch).unwrap(), format!("\"{name}\""));
             assert!(arch.qemu().program.ends_with(name));

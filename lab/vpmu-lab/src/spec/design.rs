@@ -1,13 +1,26 @@
 //! The designs a command can be run under.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantNames};
 
 /// How the PMU reaches the command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantNames,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Pmu {
     /// No virtual machine: the kernel directly on the machine, at EL2.
     Native,
@@ -35,36 +48,9 @@ pub enum Pmu {
 }
 
 impl Pmu {
-    /// All designs, in the order of a table.
-    pub const ALL: [Self; 11] = [
-        Self::Native,
-        Self::Kvm,
-        Self::Mediated,
-        Self::Emulated,
-        Self::Partitioned,
-        Self::Direct,
-        Self::Untrapped,
-        Self::Paravirt,
-        Self::Exec,
-        Self::Qemu,
-        Self::Vmm,
-    ];
-
     /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::Kvm => "kvm",
-            Self::Mediated => "mediated",
-            Self::Emulated => "emulated",
-            Self::Partitioned => "partitioned",
-            Self::Direct => "direct",
-            Self::Untrapped => "untrapped",
-            Self::Paravirt => "paravirt",
-            Self::Exec => "exec",
-            Self::Qemu => "qemu",
-            Self::Vmm => "vmm",
-        }
+        self.into()
     }
 
     /// Tells whether the guest's PMU is known to be this project's.
@@ -93,18 +79,24 @@ impl fmt::Display for Pmu {
     }
 }
 
-impl FromStr for Pmu {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name(Self::ALL, Self::name, text, "no such design; there are")
-    }
-}
-
 /// The treatment of the host's event behind a guest's counter while the guest does not count with
 /// that counter (`docs/how/event-life-cycle.md`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantNames,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Policy {
     /// The event is closed and opened again.
     Recreate,
@@ -116,29 +108,15 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All policies, the most expensive first.
-    pub const ALL: [Self; 3] = [Self::Recreate, Self::Reuse, Self::Paused];
-
     /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Recreate => "recreate",
-            Self::Reuse => "reuse",
-            Self::Paused => "paused",
-        }
-    }
-}
-
-impl FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name(Self::ALL, Self::name, text, "no such policy; there are")
+        self.into()
     }
 }
 
 /// The vendor of the PMU, and so of the processor, that this project's x86 VMM offers its guest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Model {
     /// The vendor of the machine that the guest runs on.
     #[default]
@@ -152,30 +130,15 @@ pub enum Model {
 }
 
 impl Model {
-    /// All models.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Intel, Self::Amd, Self::AmdV2];
-
     /// Returns the name on the command line, also of the VMM.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Intel => "intel",
-            Self::Amd => "amd",
-            Self::AmdV2 => "amd-v2",
-        }
-    }
-}
-
-impl FromStr for Model {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name(Self::ALL, Self::name, text, "no such model; there are")
+        self.into()
     }
 }
 
 /// The last branch records that this project's x86 VMM offers its guest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Lbr {
     /// None.
     #[default]
@@ -183,45 +146,26 @@ pub enum Lbr {
     /// As many as the model has.
     On,
     /// 8.
+    #[strum(serialize = "8")]
     Eight,
     /// 16.
+    #[strum(serialize = "16")]
     Sixteen,
     /// 32.
+    #[strum(serialize = "32")]
     ThirtyTwo,
 }
 
 impl Lbr {
-    /// All choices.
-    pub const ALL: [Self; 5] = [
-        Self::Off,
-        Self::On,
-        Self::Eight,
-        Self::Sixteen,
-        Self::ThirtyTwo,
-    ];
-
     /// Returns the name on the command line, also of the VMM.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::On => "on",
-            Self::Eight => "8",
-            Self::Sixteen => "16",
-            Self::ThirtyTwo => "32",
-        }
-    }
-}
-
-impl FromStr for Lbr {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name(Self::ALL, Self::name, text, "there are")
+        self.into()
     }
 }
 
 /// The way in which this project's x86 VMM makes its guest's PEBS records.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Pebs {
     /// The guest has no PEBS.
     #[default]
@@ -229,37 +173,34 @@ pub enum Pebs {
     /// By an exit at each overflow.
     Exit,
     /// The host's kernel samples the guest into its ring buffer where it can.
+    #[strum(serialize = "ring")]
     Buffer,
     /// As `Buffer` on hosts that can do that, as `Exit` elsewhere.
     Auto,
 }
 
 impl Pebs {
-    /// All choices.
-    pub const ALL: [Self; 4] = [Self::Off, Self::Exit, Self::Buffer, Self::Auto];
-
     /// Returns the name on the command line, also of the VMM.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Exit => "exit",
-            Self::Buffer => "ring",
-            Self::Auto => "auto",
-        }
-    }
-}
-
-impl FromStr for Pebs {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name(Self::ALL, Self::name, text, "there are")
+        self.into()
     }
 }
 
 /// What counts for a guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantNames,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Backing {
     /// The processor's counters.
     Hardware,
@@ -268,15 +209,9 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Hardware, Self::Clock];
-
     /// Returns the name on the command line, also of the VMM and in its statistics.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Hardware => "hardware",
-            Self::Clock => "clock",
-        }
+        self.into()
     }
 
     /// Returns what counts, in words.
@@ -288,16 +223,9 @@ impl Backing {
     }
 }
 
-impl FromStr for Backing {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name(Self::ALL, Self::name, text, "there are")
-    }
-}
-
 /// The time that counts for the guest of this project's x86 VMM where a clock does.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Freeze {
     /// The guest's, and the host's for the guest.
     #[default]
@@ -307,35 +235,10 @@ pub enum Freeze {
 }
 
 impl Freeze {
-    /// All choices.
-    pub const ALL: [Self; 2] = [Self::Vm, Self::Guest];
-
     /// Returns the name on the command line, also of the VMM.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Vm => "vm",
-            Self::Guest => "guest",
-        }
+        self.into()
     }
-}
-
-impl FromStr for Freeze {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name(Self::ALL, Self::name, text, "there are")
-    }
-}
-
-/// Returns the choice of this name, or a complaint that ends with all names.
-fn by_name<T: Copy, const N: usize>(
-    all: [T; N],
-    name: impl Fn(T) -> &'static str,
-    text: &str,
-    complaint: &str,
-) -> Result<T, String> {
-    let named = all.into_iter().find(|&choice| name(choice) == text);
-    named.ok_or_else(|| format!("{complaint} {}", all.map(name).join(", ")))
 }
 
 /// One row of a comparison.
@@ -369,15 +272,13 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for pmu in Pmu::ALL {
-            assert_eq!(pmu.name().parse(), Ok(pmu));
+        for name in Pmu::VARIANTS {
+            let pmu: Pmu = name.parse().unwrap();
+            assert_eq!(pmu.name(), *name);
             assert_eq!(serde_json::to_string(&pmu).unwrap(), format!("\"{pmu}\""));
         }
-        assert!(
-            "paravirtual"
-                .parse::<Pmu>()
-                .unwrap_err()
-                .contains("partitioned")
-        );
+        assert_eq!(Model::VARIANTS, ["auto", "intel", "amd", "amd-v2"]);
+        assert_eq!(Lbr::VARIANTS, ["off", "on", "8", "16", "32"]);
+        assert_eq!(Pebs::VARIANTS, ["off", "exit", "ring", "auto"]);
     }
 }
