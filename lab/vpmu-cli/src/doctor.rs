@@ -115,6 +115,18 @@ fn line(
     }
 }
 
+fn ok(subject: &'static str, found: impl Into<String>) -> Line {
+    line(Verdict::Ok, subject, found, "")
+}
+
+fn note(subject: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Line {
+    line(Verdict::Note, subject, found, fix)
+}
+
+fn missing(subject: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Line {
+    line(Verdict::Missing, subject, found, fix)
+}
+
 fn qemu(arch: Arch, qemu: &Qemu) -> Line {
     let tool = arch.qemu();
     let program = tool.program;
@@ -125,43 +137,42 @@ fn qemu(arch: Arch, qemu: &Qemu) -> Line {
     let version = match qemu.version(&tool) {
         Ok(version) => version,
         Err(Error::MissingProgram { program: at, .. }) if at == program => {
-            return line(Verdict::Missing, program, "not installed", fix);
+            return missing(program, "not installed", fix);
         }
-        Err(error) => return line(Verdict::Missing, program, error.to_string(), ""),
+        Err(error) => return missing(program, error.to_string(), ""),
     };
     let found = format!("version {version}");
     if version.major() >= OLDEST_QEMU {
-        line(Verdict::Ok, program, found, "")
+        ok(program, found)
     } else {
         let found = format!("{found}, {OLDEST_QEMU}.0 or newer is needed");
-        line(Verdict::Missing, program, found, fix)
+        missing(program, found, fix)
     }
 }
 
 fn tool(program: &'static str, fix: &str) -> Line {
     if is_installed(program) {
-        line(Verdict::Ok, program, "installed", "")
+        ok(program, "installed")
     } else {
-        line(Verdict::Missing, program, "not installed", fix)
+        missing(program, "not installed", fix)
     }
 }
 
 fn keyring() -> Line {
     let subject = "Debian's keys";
     if Path::new(apt::KEYRING).exists() {
-        line(Verdict::Ok, subject, apt::KEYRING, "")
+        ok(subject, apt::KEYRING)
     } else {
         let fix = "apt-get install debian-archive-keyring";
-        line(Verdict::Missing, subject, "not installed", fix)
+        missing(subject, "not installed", fix)
     }
 }
 
 fn mirror() -> Line {
     let subject = "Debian mirror";
     match sources::mirror() {
-        Some(mirror) => line(Verdict::Ok, subject, mirror, ""),
-        None => line(
-            Verdict::Missing,
+        Some(mirror) => ok(subject, mirror),
+        None => missing(
             subject,
             "none among this machine's apt sources",
             format!("export {}=ADDRESS", sources::MIRROR_VARIABLE),
@@ -171,14 +182,8 @@ fn mirror() -> Line {
 
 fn cache() -> Line {
     match Cache::open().and_then(|cache| cache.run_dir().map(|_| cache)) {
-        Ok(cache) => line(
-            Verdict::Ok,
-            "cache folder",
-            cache.root().display().to_string(),
-            "",
-        ),
-        Err(error) => line(
-            Verdict::Missing,
+        Ok(cache) => ok("cache folder", cache.root().display().to_string()),
+        Err(error) => missing(
             "cache folder",
             error.to_string(),
             "point XDG_CACHE_HOME to a folder you can write",
@@ -193,36 +198,32 @@ fn disk() -> Line {
         .and_then(|cache| rustix::fs::statvfs(cache.root()).ok())
         .map(|disk| (disk.f_bavail * disk.f_frsize) >> 20);
     match free {
-        Some(free) if free >= DISK_MIB => {
-            line(Verdict::Ok, subject, format!("{free} MiB free"), "")
-        }
-        Some(free) => line(
-            Verdict::Note,
+        Some(free) if free >= DISK_MIB => ok(subject, format!("{free} MiB free")),
+        Some(free) => note(
             subject,
             format!("{free} MiB free, guests want {DISK_MIB} MiB"),
             "free some, or move the cache with XDG_CACHE_HOME",
         ),
-        None => line(Verdict::Note, subject, "unknown", ""),
+        None => note(subject, "unknown", ""),
     }
 }
 
 fn guests(arch: Arch) -> Line {
     let subject = "guest images";
     let Ok(cache) = Cache::open() else {
-        return line(Verdict::Note, subject, "no cache folder", "");
+        return note(subject, "no cache folder", "");
     };
     if let Some(images) = images::Images::ready(&cache, arch) {
         let found = format!(
             "ready, offline too (Debian kernel {})",
             images.kernel_release()
         );
-        return line(Verdict::Ok, subject, found, "");
+        return ok(subject, found);
     }
     if Pool::fetched(&cache, &Selection::guests(arch)).is_some() {
-        return line(Verdict::Ok, subject, "downloaded, built at first use", "");
+        return ok(subject, "downloaded, built at first use");
     }
-    line(
-        Verdict::Note,
+    note(
         subject,
         format!("Debian {RELEASE} is downloaded at first use (170 MB)"),
         format!("fetch now: vpmu run --arch {arch} -- true"),
@@ -248,15 +249,15 @@ fn optional(line: Line) -> Line {
 
 fn found(file: &'static str, path: Result<PathBuf>) -> Line {
     match path {
-        Ok(path) => line(Verdict::Ok, file, path.display().to_string(), ""),
-        Err(error) => line(Verdict::Missing, file, error.to_string(), ""),
+        Ok(path) => ok(file, path.display().to_string()),
+        Err(error) => missing(file, error.to_string(), ""),
     }
 }
 
 fn cores() -> Line {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let found = format!("{cores}, so many designs run at once");
-    line(Verdict::Ok, "processors", found, "")
+    ok("processors", found)
 }
 
 fn kvm(arch: Arch) -> Line {
@@ -303,7 +304,7 @@ fn whose_pmu() -> Line {
         }
         (false, false) => "ours: this machine's KVM has none",
     };
-    line(Verdict::Ok, "whose PMU", found, "")
+    ok("whose PMU", found)
 }
 
 fn memory() -> Line {
@@ -315,13 +316,12 @@ fn memory() -> Line {
         line.split_whitespace().nth(1)?.parse::<u64>().ok()
     });
     let Some(mib) = available.map(|kib| kib / 1024) else {
-        return line(Verdict::Note, subject, "unknown", "");
+        return note(subject, "unknown", "");
     };
     let found = format!("{mib} MiB available");
     match mib < MEMORY_MIB {
-        false => line(Verdict::Ok, subject, found, ""),
-        true => line(
-            Verdict::Note,
+        false => ok(subject, found),
+        true => note(
             subject,
             found,
             format!("compare takes up to {MEMORY_MIB}: close something, or give --memory 512M"),
@@ -351,41 +351,36 @@ fn backing(arch: Arch, qemu: &Qemu) -> [Line; 3] {
         _ if has_counters => {
             let found =
                 format!("hardware: the emulated host's PMU (on this machine itself: {own})");
-            line(Verdict::Ok, subject, found, "")
+            ok(subject, found)
         }
         _ if emulated => {
             let found =
                 format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
-            line(
-                Verdict::Note,
+            note(
                 subject,
                 found,
                 format!("script/qemu builds a QEMU whose host has; with a clock, {fix}"),
             )
         }
-        "hardware" if Path::new("/sys/bus/event_source/devices/cpu_atom").exists() => line(
-            Verdict::Note,
+        "hardware" if Path::new("/sys/bus/event_source/devices/cpu_atom").exists() => note(
             subject,
             "hardware: this machine's PMU, but nothing while a vCPU's thread is on an E-core",
             "taskset -c $(cat /sys/devices/cpu_core/cpus) vpmu ...",
         ),
-        "hardware" if mediated == "mediated" => line(
-            Verdict::Note,
+        "hardware" if mediated == "mediated" => note(
             subject,
             "hardware: this machine's PMU, which another VM has for itself now (mediated vPMU)",
             "counters are lost until that VM ends; its KVM gives it up with enable_mediated_pmu=0",
         ),
-        "hardware" => line(
-            Verdict::Ok,
+        "hardware" => ok(
             subject,
             format!("hardware: this machine's PMU, {counters} counters that nobody has pinned"),
-            "",
         ),
         "clock" => {
             let found = "clock: this machine has no hardware PMU for perf events";
-            line(Verdict::Note, subject, found, fix)
+            note(subject, found, fix)
         }
-        _ => line(Verdict::Note, subject, format!("unknown: {error}"), ""),
+        _ => note(subject, format!("unknown: {error}"), ""),
     };
     [
         counts,
@@ -416,14 +411,13 @@ fn buffer(emulated: bool, sampled: &str) -> Line {
 fn records(backing: &str) -> Line {
     let subject = "PEBS records";
     match backing {
-        "clock" => line(Verdict::Ok, subject, "without skid, as a clock counts", ""),
-        "hardware" => line(
-            Verdict::Note,
+        "clock" => ok(subject, "without skid, as a clock counts"),
+        "hardware" => note(
             subject,
             "some instructions late, as KVM lets no host event of a guest be precise: not offered",
             "--vmm-arg=--pebs-skid offers them so; with --backing clock they have no skid",
         ),
-        _ => line(Verdict::Note, subject, "unknown", ""),
+        _ => note(subject, "unknown", ""),
     }
 }
 
@@ -439,20 +433,14 @@ fn perf(arch: Arch) -> Line {
             let found = format!("perf_event_paranoid is {level} ({needs})");
             let allowed = level.parse::<i32>().is_ok_and(|level| level < 2);
             match allowed || rustix::process::geteuid().is_root() {
-                true => line(Verdict::Ok, subject, found, ""),
-                false => line(
-                    Verdict::Note,
+                true => ok(subject, found),
+                false => note(
                     subject,
                     found,
                     "as root: sysctl kernel.perf_event_paranoid=1",
                 ),
             }
         }
-        Err(_) => line(
-            Verdict::Note,
-            subject,
-            format!("this kernel has none ({needs})"),
-            "",
-        ),
+        Err(_) => note(subject, format!("this kernel has none ({needs})"), ""),
     }
 }
