@@ -2,7 +2,7 @@
 
 use iced_x86::{Decoder, DecoderOptions};
 
-use crate::Stop;
+use crate::cpu::Stop;
 use crate::journal::Journaled;
 use crate::memory::Memory;
 use crate::op::Op;

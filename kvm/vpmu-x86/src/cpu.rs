@@ -1,4 +1,4 @@
-//! A vCPU that does not run.
+//! A vCPU that does not run, and what was executed for it.
 
 /// The general registers in the order of their numbers (RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15), RIP and RFLAGS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,3 +31,21 @@ pub struct System {
     /// The base of GS.
     pub gs_base: u64,
 }
+
+/// What was executed without the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Executed {
+    /// RDMSRs that the goal has answered.
+    pub reads: u32,
+    /// Branches that were steps to the goal.
+    pub taken: u32,
+    /// All instructions.
+    pub instructions: u32,
+    /// The branches among them, taken or not.
+    pub branches: u32,
+}
+
+/// The next instruction is not executed here.
+#[cfg(feature = "interpreter")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop;

@@ -3,8 +3,7 @@
 //! The stores become visible to other vCPUs at once and in their order, and only if all that was loaded is still the same.
 //! So the replay is one moment for all others: that of the commitment.
 
-use crate::Stop;
-use crate::cpu::{Registers, System};
+use crate::cpu::{Registers, Stop, System};
 use crate::flags::mask;
 use crate::machine::Bus;
 use crate::memory::{Memory, Store};

@@ -34,26 +34,11 @@ mod space;
 #[cfg(feature = "interpreter")]
 pub mod word;
 
+pub use cpu::Executed;
+#[cfg(feature = "interpreter")]
+pub use cpu::Stop;
 #[cfg(feature = "interpreter")]
 pub use op::Kind;
-
-/// What was executed without the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Executed {
-    /// RDMSRs that the goal has answered.
-    pub reads: u32,
-    /// Branches that were steps to the goal.
-    pub taken: u32,
-    /// All instructions.
-    pub instructions: u32,
-    /// The branches among them, taken or not.
-    pub branches: u32,
-}
-
-/// The next instruction is not executed here.
-#[cfg(feature = "interpreter")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stop;
 
 #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
 mod tests;

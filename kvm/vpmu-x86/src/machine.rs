@@ -1,7 +1,6 @@
 //! Executes instructions on copies of a vCPU's registers.
 
-use crate::Stop;
-use crate::cpu;
+use crate::cpu::{self, Stop};
 use crate::flags::{self, Computed, Lazy, STATUS, Shift, Source, mask};
 use crate::op::{Action, Address, Alu, FS, GS, Op, Place};
 use crate::word::Word;

@@ -2,7 +2,7 @@
 
 use iced_x86::{Code, ConditionCode, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use crate::Stop;
+use crate::cpu::Stop;
 use crate::flags::mask;
 
 /// Places in the machine's registers behind the general ones: one that is always 0, and the bases of FS and GS.

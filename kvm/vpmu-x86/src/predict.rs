@@ -10,8 +10,7 @@ mod tests;
 
 use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, RflagsBits};
 
-use crate::Stop;
-use crate::cpu::{Registers, System};
+use crate::cpu::{Registers, Stop, System};
 use crate::flags::Lazy;
 use crate::machine::{self, Machine};
 use crate::memory::Memory;

@@ -16,7 +16,7 @@
 //! about to be delivered to the guest, and that it has no breakpoints, is the embedder's to see.
 
 pub use crate::code::Code;
-use crate::cpu::{self, System};
+use crate::cpu::{self, Executed, Stop, System};
 pub use crate::journal::Dropped;
 use crate::journal::{Journal, Journaled, Rule};
 use crate::machine::{Machine, Registers};
@@ -24,7 +24,6 @@ use crate::memory::Memory;
 use crate::op::{Action, Kind, Op};
 use crate::paging::Paging;
 use crate::space::{Pages, Space};
-use crate::{Executed, Stop};
 
 const TF: u64 = 1 << 8;
 const RF: u64 = 1 << 16;

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::Stop;
+use crate::cpu::Stop;
 
 /// A value of up to 64 bits: known (`u64`), or known in part ([`Masked`]).
 pub trait Word: Copy + Debug {

@@ -2,7 +2,7 @@
 
 use iced_x86::{CodeSize, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 
-use crate::Stop;
+use crate::cpu::Stop;
 use crate::op::{Action, Kind, Op};
 use crate::space::LONGEST;
 

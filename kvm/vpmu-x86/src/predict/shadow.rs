@@ -1,6 +1,6 @@
 //! The guest's memory as it will be: what is there now, under what was stored since.
 
-use crate::Stop;
+use crate::cpu::Stop;
 use crate::flags::mask;
 use crate::machine::Bus;
 use crate::memory::Memory;

@@ -296,28 +296,9 @@ fn for_each_pmi(count: f64, pmis: Option<u64>) -> Option<f64> {
     Some(hundredths(count / pmis as f64))
 }
 
-/// Returns the numbers in the line of a command's output that begins with `word`.
-fn numbers(output: &[u8], word: &str) -> Option<Vec<f64>> {
-    let text = String::from_utf8_lossy(output);
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(word)?.strip_prefix(' '))?;
-    line.split_whitespace()
-        .map(|word| word.parse().ok())
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_of_a_line() {
-        let output = b"x 1\nnmi 10 2.5\nnmi_other 3\n";
-        assert_eq!(numbers(output, "nmi"), Some(vec![10.0, 2.5]));
-        assert_eq!(numbers(output, "nm"), None);
-        assert_eq!(numbers(b"nmi x\n", "nmi"), None);
-    }
 
     #[test]
     fn names_differ() {

@@ -2,9 +2,9 @@
 //! compared with the trapped design on the same kernel.
 
 use super::parts::{
-    CYCLES, Figure, Part, QUIET, figure, first, share_difference, timed, us_per_sample,
+    CYCLES, Figure, Part, QUIET, figure, first, numbers, share_difference, timed, us_per_sample,
 };
-use super::{Bench, Context, Row, numbers};
+use super::{Bench, Context, Row};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;

@@ -1,7 +1,7 @@
 //! What the benches of sampling share: parts with a command each, and the figures of its guests.
 
-use super::{Row, numbers};
 use crate::Result;
+use crate::report::figures::Row;
 use crate::report::result;
 
 /// The beginning of each command that samples. It stops throttling, so that all designs take all requested
@@ -98,6 +98,17 @@ pub(super) fn first(row: &result::Row, word: &str) -> Result<f64> {
     number.ok_or_else(|| row.failed())
 }
 
+/// Returns the numbers in the line of a command's output that begins with `word`.
+pub(super) fn numbers(output: &[u8], word: &str) -> Option<Vec<f64>> {
+    let text = String::from_utf8_lossy(output);
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(word)?.strip_prefix(' '))?;
+    line.split_whitespace()
+        .map(|word| word.parse().ok())
+        .collect()
+}
+
 fn round(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
@@ -114,6 +125,14 @@ pub(super) mod tests {
                 .unwrap();
             assert!(status.success(), "{}", part.name);
         }
+    }
+
+    #[test]
+    fn numbers_of_a_line() {
+        let output = b"x 1\nnmi 10 2.5\nnmi_other 3\n";
+        assert_eq!(numbers(output, "nmi"), Some(vec![10.0, 2.5]));
+        assert_eq!(numbers(output, "nm"), None);
+        assert_eq!(numbers(b"nmi x\n", "nmi"), None);
     }
 
     #[test]

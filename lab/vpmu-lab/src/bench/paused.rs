@@ -4,7 +4,8 @@
 //! The guest's own tracepoint `nmi:nmi_handler` times its PMU handler, so the
 //! figure holds every exit that the handler causes.
 
-use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode, numbers};
+use super::parts::numbers;
+use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;

@@ -5,8 +5,8 @@
 //! samples there. The workload executes known numbers of instructions in each function, and an instruction
 //! takes a nanosecond on that machine. So both profiles have to show the same weights.
 
-use super::parts::{CYCLES, share_difference, timed, us_per_sample};
-use super::{Bench, Context, Row, emulated, mode, numbers};
+use super::parts::{CYCLES, numbers, share_difference, timed, us_per_sample};
+use super::{Bench, Context, Row, emulated, mode};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
