@@ -88,6 +88,7 @@ fn a_user_hears_of_throttling_and_has_the_watchdog() {
 /// The promises of perf events, on a kernel's own driver of a hardware PMU: this one is QEMU's, without a virtual machine.
 /// Also where the kernel throttles what overflows too often.
 #[test]
+#[ignore = "as the self-test, on Arm: script/test --long"]
 fn a_hosts_promises_on_a_hardware_pmu() {
     let program = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../target/aarch64-unknown-linux-musl/release/vpmu-reprogram");
@@ -201,6 +202,7 @@ fn emulated_beats_kvm() {
 /// Runs script/demo's command, symbols included, at the rate that costs most. The registers that the hardware answers
 /// do not trap: QEMU's `max` has FEAT_FGT.
 #[test]
+#[ignore = "as script/demo, with bounds: script/test --long"]
 fn emulated_is_close_to_native() {
     let _turn = turn(2);
     let folder = tempfile::tempdir().unwrap();
@@ -230,6 +232,7 @@ fn emulated_is_close_to_native() {
 /// Checks that a host that keeps counters for itself costs the guest no exit, where the machine keeps them apart. The guest's
 /// own ticks are not the PMU's: with fewer counters there are fewer PMIs beside as many ticks.
 #[test]
+#[ignore = "long: script/test --long"]
 fn counters_of_the_host_s_cost_no_exit() {
     let _turn = turn(1);
     let folder = tempfile::tempdir().unwrap();
@@ -297,15 +300,15 @@ fn the_page_has_the_guest_s_profile() {
     assert!(html.contains("partitioned: the guest&#39;s own profile"));
 }
 
-/// Checks that each design takes exactly native's samples, with a fixed period and user-space events.
+/// Checks that designs take exactly the samples that native takes, with a fixed period and user-space events.
 #[test]
 fn samples_agree() {
-    let _turn = turn(5);
+    let _turn = turn(3);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let command = "perf record -c 100000 -e cycles:u,instructions:u,cycles:u,instructions:u \
         -o perf.data -- workload";
-    let designs = "native,emulated,partitioned,direct,untrapped";
+    let designs = "emulated,partitioned,direct";
     let Some(text) = compare_quickly(designs, 1, command, &json) else {
         return;
     };

@@ -337,6 +337,7 @@ impl Choice {
 }
 
 #[test]
+#[ignore = "as the model of the choice, in a guest: script/test --long"]
 fn a_slot_that_does_not_pay_is_left_until_it_does() {
     let _turn = turn(1);
     let options = ["--no-pmu", "--lazy-deadline", "--save=/guest/saved"]

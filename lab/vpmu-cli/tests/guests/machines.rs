@@ -84,6 +84,7 @@ fn newer_cores_boot_count_right_and_trap_nothing() {
 /// Checks boards with and without an ITS, with GICv4's redistributors of four frames, with all devices below 4 GiB, and
 /// with much memory.
 #[test]
+#[ignore = "long: script/test --long"]
 fn other_boards_make_no_difference() {
     let core = ("cortex-a76", 2);
     let Some(native) = native(core) else {

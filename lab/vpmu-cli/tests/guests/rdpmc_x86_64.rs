@@ -101,6 +101,7 @@ fn so_has_an_intel_guest_with_other_page_tables() {
 
 /// Compares both ways of the same work: they take the same exits for a PMI, and the same samples.
 #[test]
+#[ignore = "as two benches: script/test --long"]
 fn rdpmc_at_run_time_costs_what_rewriting_at_load_costs() {
     let _turn = turn(2);
     // The guest's kernel throttles by the time that its samples take. Where it does, neither way's samples are known.

@@ -81,8 +81,14 @@ fn suspend_errors(cx: &Context) -> Verdict {
         )?;
         check(format_args!("timer fired"), gic::timer_fired().into(), 0)?;
     }
-    gives("CPU_SUSPEND as stand-by", psci::cpu_suspend(0), 0)?;
-    check(format_args!("timer fired"), gic::timer_fired().into(), 1)?;
+    let mut calls = 0;
+    while !gic::timer_fired() {
+        gives("CPU_SUSPEND as stand-by", psci::cpu_suspend(0), 0)?;
+        calls += 1;
+    }
+    // An interrupt of a hypervisor's own may end a stand-by, as it may end WFI: the end of a turn does. A call that does not
+    // wait is made thousands of times.
+    check_range(format_args!("calls of a stand-by"), calls, 1, 1_000)?;
     // The handler stops the timer.
     interruptible(|| spin(1_000));
     check(
