@@ -72,7 +72,7 @@ perf record --no-bpf-event -q -a -e cycles -c 561803 -o perf.data -- workload --
 perf report -i perf.data --stdio --stdio-color never --no-children -F overhead,symbol 2> /dev/null |
     awk '/ (foo|bar|qux)$/ { sub(\"%\", \"\", $1); print $3, $1 }'
 dmesg | grep -c -i -E 'unknown NMI|call trace|stall' > complaints; echo complaints $(cat complaints)";
-    let _turn = turn(2);
+    let _turn = turn(1);
     let options = ["--model", "intel", "--vcpus", "2", "--append", "kaslr"];
     let more = ["-machine", "q35", "-sandbox", "on"];
     let Some(Compared { console, run, .. }) = run(&options, &more, SCRIPT) else {

@@ -58,7 +58,7 @@ fn the_selftest_holds_on_hardware_counters() {
         echo 1 > /proc/sys/kernel/watchdog; echo 1 > /proc/sys/kernel/nmi_watchdog; \
         for model in amd amd-v2; do echo model $model; \
         ./vpmu-vmm --memory 64M --kernel x86_64/payload.elf --model $model 2>&1 | grep -v '^ok '; done";
-    let _turn = turn(2);
+    let _turn = turn(1);
     let version = Qemu::chosen(None).version(&Arch::X86_64.qemu()).unwrap();
     if !version.is_mended() {
         return skipped(&format!("QEMU {version} has no x86 PMU"));
