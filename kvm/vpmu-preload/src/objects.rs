@@ -9,9 +9,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// What is behind a descriptor: a VM or a vCPU.
 pub(crate) trait Object: Send + Sync {
-    /// Returns the process that has made the object.
-    fn process(&self) -> u32;
-
     /// Answers the program's request.
     fn ioctl(&'static self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
 
@@ -19,21 +16,30 @@ pub(crate) trait Object: Send + Sync {
     fn end(&self) {}
 }
 
+/// An object, with the process that has made it.
+struct Entered {
+    process: u32,
+    object: Box<dyn Object>,
+}
+
 /// Descriptors that can be known. A program with more open files gets its VM with a number below.
 const MOST: usize = 1 << 16;
 
-static OBJECTS: [AtomicPtr<Box<dyn Object>>; MOST] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
+static OBJECTS: [AtomicPtr<Entered>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
 
-fn place(fd: c_int) -> Option<&'static AtomicPtr<Box<dyn Object>>> {
+fn place(fd: c_int) -> Option<&'static AtomicPtr<Entered>> {
     OBJECTS.get(usize::try_from(fd).ok()?)
 }
 
 /// Returns the object behind this descriptor.
 pub(crate) fn find(fd: c_int) -> Option<&'static dyn Object> {
-    let object = place(fd)?.load(Ordering::Acquire);
+    entered(place(fd)?).map(|entered| &*entered.object)
+}
+
+fn entered(place: &AtomicPtr<Entered>) -> Option<&'static Entered> {
+    let object = place.load(Ordering::Acquire);
     // SAFETY: only `enter` writes pointers here, to objects that stay, and nobody has them by a mutable reference.
-    unsafe { object.as_ref() }.map(Box::as_ref)
+    unsafe { object.as_ref() }
 }
 
 /// Keeps `object` for this descriptor. Returns `false` where the number is too large.
@@ -41,8 +47,9 @@ pub(crate) fn enter(fd: c_int, object: Box<dyn Object>) -> bool {
     let Some(place) = place(fd) else {
         return false;
     };
-    let object = Box::leak(Box::new(object));
-    place.store(object, Ordering::Release);
+    let process = std::process::id();
+    let entered = Box::leak(Box::new(Entered { process, object }));
+    place.store(entered, Ordering::Release);
     true
 }
 
@@ -51,13 +58,13 @@ pub(crate) fn forget(fd: c_int) {
     let Some(place) = place(fd) else {
         return;
     };
-    let Some(object) = find(fd) else {
+    let Some(entered) = entered(place) else {
         return;
     };
     // A child closes its copies. After vfork its memory is the parent's.
-    if object.process() != std::process::id() {
+    if entered.process != std::process::id() {
         return;
     }
     place.store(ptr::null_mut(), Ordering::Release);
-    object.end();
+    entered.object.end();
 }

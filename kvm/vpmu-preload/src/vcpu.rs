@@ -24,7 +24,6 @@ pub(crate) struct Shared {
 /// A vCPU whose guest has a PMU.
 pub(crate) struct OneVcpu {
     vm: &'static Shared,
-    process: u32,
     /// `None` once the program has closed it.
     attached: Mutex<Option<Attached>>,
 }
@@ -53,7 +52,6 @@ impl OneVcpu {
         }
         Ok(Self {
             vm,
-            process: std::process::id(),
             attached: Mutex::new(Some(Attached {
                 statistics: vcpu.statistics(),
                 vcpu,
@@ -153,10 +151,6 @@ impl OneVcpu {
 }
 
 impl Object for OneVcpu {
-    fn process(&self) -> u32 {
-        self.process
-    }
-
     /// Gives back the perf events.
     fn end(&self) {
         let ended = self.attached().take();

@@ -15,7 +15,6 @@ use crate::{cpuid, migration, next, requests};
 
 /// A VM whose guest has a PMU.
 pub(crate) struct Vm {
-    process: u32,
     shared: Shared,
     filters: Filters,
 }
@@ -84,7 +83,6 @@ impl Vm {
             say(warning);
         }
         Ok(Self {
-            process: std::process::id(),
             shared: Shared {
                 choices,
                 options: Options {
@@ -122,10 +120,6 @@ impl Vm {
 }
 
 impl Object for Vm {
-    fn process(&self) -> u32 {
-        self.process
-    }
-
     fn ioctl(&'static self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         match request {
             requests::CREATE_VCPU => self.create_vcpu(fd, argument),

@@ -131,7 +131,7 @@ impl Unwinder {
                         // What was interrupted has all of its registers.
                         *is_partial &= !is_signal;
                         let frame = Frame { start, is_signal };
-                        return ascend(now, next, is_signal).map(|next| next.map(|n| (frame, n)));
+                        return ascend(now, frame, next);
                     }
                 }
             }
@@ -143,8 +143,7 @@ impl Unwinder {
             start: object.base.wrapping_add(rule.start),
             is_signal: false,
         };
-        let next = rule.apply(reader, now)?;
-        ascend(now, next, false).map(|next| next.map(|next| (frame, next)))
+        ascend(now, frame, rule.apply(reader, now)?)
     }
 
     /// Returns the caller of a function that no CFI covers.
@@ -164,7 +163,7 @@ impl Unwinder {
             start: now.rip(),
             is_signal: false,
         };
-        ascend(now, Some(next), false).map(|next| next.map(|next| (frame, next)))
+        ascend(now, frame, Some(next))
     }
 
     /// Returns what a signal interrupted, if `frame` is where its handler returns to.
@@ -185,17 +184,17 @@ impl Unwinder {
     }
 }
 
-/// Returns `next` where it is a caller's; `None`: there is none.
+/// Returns the function with `next` where that is a caller's; `None`: there is none.
 fn ascend(
     now: &Registers17,
+    frame: Frame,
     next: Option<Registers17>,
-    is_signal: bool,
-) -> Result<Option<Registers17>, Failure> {
+) -> Result<Option<(Frame, Registers17)>, Failure> {
     match next {
         None => Ok(None),
         Some(next) if next.rip() == 0 => Ok(None),
         // The stack of a signal's handler may be anywhere. A caller's frame is above.
-        Some(next) if is_signal || next.rsp() > now.rsp() => Ok(Some(next)),
+        Some(next) if frame.is_signal || next.rsp() > now.rsp() => Ok(Some((frame, next))),
         Some(_) => Err(Cut::BadCfi.into()),
     }
 }

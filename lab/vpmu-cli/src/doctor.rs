@@ -44,7 +44,7 @@ pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
     let mut lines = vec![
         qemu(arch, &chosen),
         tool("setpriv", SETPRIV_FIX),
-        tool(apt::APT_GET.program, apt::APT_GET.fix),
+        tool(sources::APT_GET.program, sources::APT_GET.fix),
         tool(debian::DPKG_DEB.program, debian::DPKG_DEB.fix),
         keyring(),
         mirror(),

@@ -11,7 +11,7 @@ use std::cell::OnceCell;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
-use vpmu::x86::lbr::{Branch, Kind};
+use vpmu::x86::lbr::{Branch, Filter, Kind};
 use vpmu_perf::PerfHost;
 use vpmu_unwind::{Call, Cut, End, MOST_CALLS, Memory, Registers, Unwinder};
 use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
@@ -106,7 +106,7 @@ impl Calls {
         pmu: &mut VcpuPmu<PerfHost>,
         memory: &dyn GuestMemory,
         keys: &Keys,
-        wanted: u8,
+        (filter, wanted): (Filter, u8),
     ) -> Result<(), Error> {
         let regs = match kvm.run.regs() {
             Some(regs) => regs,
@@ -117,7 +117,7 @@ impl Calls {
         let asked = OnceCell::new();
         let rights = || *asked.get_or_init(|| keys.pkru(&kvm.vcpu));
         let mut counts = CallStacks::default();
-        if pmu.branch_filter().is_some_and(|filter| filter.user) {
+        if filter.user {
             let (calls, found) = self.find(&regs, &sregs, memory, &rights, &mut counts);
             // Where fewer records are wanted, they are the innermost calls.
             let mut branches = [None; MOST_CALLS];

@@ -214,9 +214,9 @@ impl Follower {
         if wanted == 0 {
             return Ok(());
         }
-        if pmu.branch_filter().is_some_and(|filter| filter.call_stack) {
+        if let Some(filter) = pmu.branch_filter().filter(|filter| filter.call_stack) {
             self.calls
-                .fill(kvm, pmu, &*self.memory, &self.keys, wanted)?;
+                .fill(kvm, pmu, &*self.memory, &self.keys, (filter, wanted))?;
             return self.stop(kvm, pmu);
         }
         // The guard's signal comes late where the time goes by here, and not in the guest.

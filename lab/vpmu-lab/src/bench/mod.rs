@@ -219,9 +219,7 @@ impl Context<'_> {
         self.note_machine(&comparison.rows);
         Ok(comparison.rows)
     }
-}
 
-impl Context<'_> {
     /// Returns the name of the machine's processor, where it has no counters.
     fn cpu(&self) -> Option<String> {
         (!self.has_counters).then(|| "max".to_owned())
@@ -242,9 +240,7 @@ impl Context<'_> {
             }
         }
     }
-}
 
-impl Context<'_> {
     /// Measures `parts` of guests as `request` wants them. The figures' names end with `suffix`. `label` distinguishes the
     /// kept logs; the modes are those that `mode` says.
     fn measure(

@@ -64,19 +64,11 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         for (mode, [user, kernel]) in [("counting", counted), ("sampling", sampled)] {
             let sum = 100.0 * ((user + kernel) / both - 1.0).abs();
             let share = 100.0 * (user / (user + kernel) - known).abs();
+            let row =
+                |figure, measured, unit| Row::new(figure, mode, Some(hundredths(measured)), unit);
             rows.extend([
-                Row::new(
-                    "ring_sum_error_percent",
-                    mode,
-                    Some(hundredths(sum)),
-                    "percent",
-                ),
-                Row::new(
-                    "ring_share_error_points",
-                    mode,
-                    Some(hundredths(share)),
-                    "points",
-                ),
+                row("ring_sum_error_percent", sum, "percent"),
+                row("ring_share_error_points", share, "points"),
             ]);
         }
     }

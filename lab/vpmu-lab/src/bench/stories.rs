@@ -59,12 +59,12 @@ const PARTITION: Story = Story {
         "Sampling fifteen events then takes {perf_run_s@partitioned} in place of KVM's {perf_run_s@kvm}; \
          without a virtual machine it takes {perf_run_s@native}.",
     ],
-    highlight: Highlight::new(
-        "Time of perf record, 15 events",
-        "perf_run_s",
-        Some("kvm"),
-        "partitioned",
-    ),
+    highlight: Highlight {
+        label: "Time of perf record, 15 events",
+        figure: "perf_run_s",
+        from: Some("kvm"),
+        to: "partitioned",
+    },
     charts: &[
         bars("exits_per_pmi", "Exits for each PMI"),
         bars("perf_run_s", "Time of perf record, 15 events"),
@@ -83,12 +83,12 @@ const HOST_PROFILE: Story = Story {
         "The guest then takes {guest_time_ratio@partitioned} of the time that it takes without, and a sample takes \
          {el2_instructions_per_sample@partitioned} of the hypervisor's.",
     ],
-    highlight: Highlight::new(
-        "Profile, host against guest",
-        "largest_share_difference_points",
-        None,
-        "partitioned",
-    ),
+    highlight: Highlight {
+        label: "Profile, host against guest",
+        figure: "largest_share_difference_points",
+        from: None,
+        to: "partitioned",
+    },
     charts: &[
         bars(
             "largest_share_difference_points",
@@ -117,12 +117,12 @@ const SWITCH: Story = Story {
          {instructions_per_switch:lazy@all}. An eager switch costs that whatever the guest does \
          ({registers_per_switch:eager@unused}).",
     ],
-    highlight: Highlight::new(
-        "PMU registers of a switch, all counting against stopped",
-        "registers_per_switch:lazy",
-        Some("all"),
-        "stopped",
-    ),
+    highlight: Highlight {
+        label: "PMU registers of a switch, all counting against stopped",
+        figure: "registers_per_switch:lazy",
+        from: Some("all"),
+        to: "stopped",
+    },
     charts: &[
         bars(
             "registers_per_switch",
@@ -148,12 +148,12 @@ const DEADLINE: Story = Story {
         "That makes {transactions_per_s@paravirtual/plain} times as many transactions, and one timer \
          interrupt in a hundred is later than {latency_p99_ns@paravirtual} (before: {latency_p99_ns@plain}).",
     ],
-    highlight: Highlight::new(
-        "Exits for a guest's timer deadline",
-        "tsc_deadline_exits",
-        Some("plain"),
-        "paravirtual",
-    ),
+    highlight: Highlight {
+        label: "Exits for a guest's timer deadline",
+        figure: "tsc_deadline_exits",
+        from: Some("plain"),
+        to: "paravirtual",
+    },
     charts: &[
         bars("tsc_deadline_exits", "Exits for the deadline"),
         bars("exits", "All exits"),
@@ -179,12 +179,12 @@ const EXITS: Story = Story {
          event its next period.",
         "One event with a fixed period takes {pmu_exits_per_pmi:one_event@paused}.",
     ],
-    highlight: Highlight::new(
-        "The PMU's exits for a PMI, 4 events",
-        "pmu_exits_per_pmi",
-        None,
-        "paused",
-    ),
+    highlight: Highlight {
+        label: "The PMU's exits for a PMI, 4 events",
+        figure: "pmu_exits_per_pmi",
+        from: None,
+        to: "paused",
+    },
     charts: &[
         stack(
             "four_events_per_pmi:exits",
@@ -204,12 +204,12 @@ const PARAVIRT: Story = Story {
         "Its NMI handler takes {nmi_handler_ns@paravirt} in place of {nmi_handler_ns@trapped}, and a sample \
          {guest_us_per_sample@paravirt} of the guest's time in place of {guest_us_per_sample@trapped}.",
     ],
-    highlight: Highlight::new(
-        "Exits for each PMI, shared memory",
-        "exits_per_pmi",
-        Some("trapped"),
-        "paravirt",
-    ),
+    highlight: Highlight {
+        label: "Exits for each PMI, shared memory",
+        figure: "exits_per_pmi",
+        from: Some("trapped"),
+        to: "paravirt",
+    },
     charts: &[
         bars("exits_per_pmi", "Exits for each PMI"),
         bars("nmi_handler_ns", "The guest's NMI handler"),
@@ -238,12 +238,12 @@ const PAUSED: Story = Story {
         "The guest's NMI handler then takes {nmi_handler_ns@paused} in place of {nmi_handler_ns@reuse}, a factor \
          of {nmi_handler_ns@reuse/paused} (published: {nmi_handler_ns@reuse/paused!}).",
     ],
-    highlight: Highlight::new(
-        "The guest's NMI handler, 12 events",
-        "nmi_handler_ns",
-        Some("reuse"),
-        "paused",
-    ),
+    highlight: Highlight {
+        label: "The guest's NMI handler, 12 events",
+        figure: "nmi_handler_ns",
+        from: Some("reuse"),
+        to: "paused",
+    },
     charts: &[
         bars("nmi_handler_ns", "The guest's NMI handler"),
         bars("host_ops_per_pmi", "Operations on host events for each PMI"),
@@ -266,12 +266,12 @@ const PEERS: Story = Story {
          {sched_pipe_us:4@kvm} under KVM's emulated PMU, {sched_pipe_us:4@emulated} under our trapped one, and \
          {sched_pipe_us:4@paravirt} with the driver.",
     ],
-    highlight: Highlight::new(
-        "The guest's time for a sample",
-        "guest_us_per_sample",
-        Some("kvm"),
-        "paravirt",
-    ),
+    highlight: Highlight {
+        label: "The guest's time for a sample",
+        figure: "guest_us_per_sample",
+        from: Some("kvm"),
+        to: "paravirt",
+    },
     charts: &[
         bars("guest_us_per_sample", "The guest's time for a sample"),
         bars(
@@ -296,12 +296,12 @@ const PEBS: Story = Story {
         "Where perf adapts the period, as it does by default, each sample takes exits all the same: \
          {exits_per_sample:frequency@ring}.",
     ],
-    highlight: Highlight::new(
-        "Exits for each sample of a fixed period",
-        "exits_per_sample",
-        Some("none"),
-        "ring",
-    ),
+    highlight: Highlight {
+        label: "Exits for each sample of a fixed period",
+        figure: "exits_per_sample",
+        from: Some("none"),
+        to: "ring",
+    },
     charts: &[
         bars("exits_per_sample", "Exits for each sample, fixed period"),
         bars(
@@ -333,12 +333,12 @@ const LBR: Story = Story {
         "Of {checked_branches@predict} that were checked {wrong_branches@predict} were wrong, and \
          {full_stacks_percent@predict} of the samples had all of theirs.",
     ],
-    highlight: Highlight::new(
-        "The guest's time for a sample with its branches",
-        "guest_us_per_sample",
-        Some("step"),
-        "predict",
-    ),
+    highlight: Highlight {
+        label: "The guest's time for a sample with its branches",
+        figure: "guest_us_per_sample",
+        from: Some("step"),
+        to: "predict",
+    },
     charts: &[
         bars("exits_per_sample", "Exits for each sample, to follow"),
         bars("guest_us_per_sample", "The guest's time for a sample"),
@@ -353,12 +353,12 @@ const CALLSTACKS: Story = Story {
         "The shares of a guest's perf record --call-graph lbr differ by at most {largest_share_difference_points@guest} from \
          those of a native --call-graph dwarf; {complete_percent@guest} of its stacks are complete.",
     ],
-    highlight: Highlight::new(
-        "The guest's time for a sample with its calls",
-        "guest_us_per_sample",
-        Some("plain"),
-        "guest",
-    ),
+    highlight: Highlight {
+        label: "The guest's time for a sample with its calls",
+        figure: "guest_us_per_sample",
+        from: Some("plain"),
+        to: "guest",
+    },
     charts: &[bars("guest_us_per_sample", "The guest's time for a sample")],
 };
 
@@ -371,12 +371,12 @@ const RINGS: Story = Story {
          guest is known to execute.",
         "By samples of each ring the two are {ring_sum_error_percent@sampling} and {ring_share_error_points@sampling}.",
     ],
-    highlight: Highlight::new(
-        "User space's share, counted against known",
-        "ring_share_error_points",
-        None,
-        "counting",
-    ),
+    highlight: Highlight {
+        label: "User space's share, counted against known",
+        figure: "ring_share_error_points",
+        from: None,
+        to: "counting",
+    },
     charts: &[
         bars(
             "ring_sum_error_percent",
@@ -398,12 +398,12 @@ const REPROGRAM: Story = Story {
          {handle_overflow_ns@recreate!}).",
         "A guest's write to a counter then takes {rewrite_counter_ns@paused} in place of {rewrite_counter_ns@recreate}.",
     ],
-    highlight: Highlight::new(
-        "Handling one overflow",
-        "handle_overflow_ns",
-        Some("recreate"),
-        "reuse",
-    ),
+    highlight: Highlight {
+        label: "Handling one overflow",
+        figure: "handle_overflow_ns",
+        from: Some("recreate"),
+        to: "reuse",
+    },
     charts: &[
         bars("handle_overflow_ns", "Handling an overflow"),
         bars("rewrite_counter_ns", "A guest's write to a counter"),
@@ -420,12 +420,12 @@ const SAMPLING: Story = Story {
          {largest_share_difference_points@reuse!}).",
         "A sample takes {guest_us_per_sample@paused} of the guest's time.",
     ],
-    highlight: Highlight::new(
-        "Profile, guest against host",
-        "largest_share_difference_points",
-        None,
-        "reuse",
-    ),
+    highlight: Highlight {
+        label: "Profile, guest against host",
+        figure: "largest_share_difference_points",
+        from: None,
+        to: "reuse",
+    },
     charts: &[
         Chart {
             figure: "share_points",

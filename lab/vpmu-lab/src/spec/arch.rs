@@ -1,11 +1,10 @@
 //! The differences between guests' architectures: names, packages, programs.
 //! The devices of a machine are in `backend::qemu`.
 
-use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use strum::{EnumString, IntoStaticStr, VariantNames};
+use strum::{Display, EnumString, IntoStaticStr, VariantNames};
 
 use crate::host::tool::Tool;
 use crate::spec::design::Pmu;
@@ -23,6 +22,7 @@ use crate::spec::design::Pmu;
     EnumString,
     IntoStaticStr,
     VariantNames,
+    Display,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -34,6 +34,8 @@ pub enum Arch {
     #[strum(serialize = "x86_64")]
     X86_64,
 }
+
+named!(Arch);
 
 /// Packages in guests of any architecture.
 const COMMON_PACKAGES: [&str; 4] = ["busybox-static", "gzip", "linux-perf", "stress-ng"];
@@ -50,11 +52,6 @@ pub(crate) const QEMU_X86_64: Tool = Tool {
 };
 
 impl Arch {
-    /// Returns the name on the command line, which is QEMU's too.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-
     /// Returns Debian's name.
     pub fn debian(self) -> &'static str {
         match self {
@@ -142,12 +139,6 @@ impl Arch {
                 rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK,
             )
             .is_ok()
-    }
-}
-
-impl fmt::Display for Arch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use strum::{EnumString, IntoStaticStr, VariantNames};
+use strum::{Display, EnumString, IntoStaticStr, VariantNames};
+
+named!(Pmu, Policy, Model, Lbr, Pebs, Backing, Freeze);
 
 /// How the PMU reaches the command.
 #[derive(
@@ -18,6 +20,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
     EnumString,
     IntoStaticStr,
     VariantNames,
+    Display,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "kebab-case")]
@@ -48,11 +51,6 @@ pub enum Pmu {
 }
 
 impl Pmu {
-    /// Returns the name on the command line.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-
     /// Tells whether the guest's PMU is known to be this project's.
     pub fn has_our_pmu(self) -> bool {
         self.is_ours() || matches!(self, Self::Exec | Self::Qemu)
@@ -70,12 +68,6 @@ impl Pmu {
             | Self::Untrapped
             | Self::Paravirt => true,
         }
-    }
-}
-
-impl fmt::Display for Pmu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -107,13 +99,6 @@ pub enum Policy {
     Paused,
 }
 
-impl Policy {
-    /// Returns the name on the command line.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-}
-
 /// The vendor of the PMU, and so of the processor, that this project's x86 VMM offers its guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "kebab-case")]
@@ -127,13 +112,6 @@ pub enum Model {
     Amd,
     /// AMD's PerfMonV2.
     AmdV2,
-}
-
-impl Model {
-    /// Returns the name on the command line, also of the VMM.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
 }
 
 /// The last branch records that this project's x86 VMM offers its guest.
@@ -156,13 +134,6 @@ pub enum Lbr {
     ThirtyTwo,
 }
 
-impl Lbr {
-    /// Returns the name on the command line, also of the VMM.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-}
-
 /// The way in which this project's x86 VMM makes its guest's PEBS records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "kebab-case")]
@@ -177,13 +148,6 @@ pub enum Pebs {
     Buffer,
     /// As `Buffer` on hosts that can do that, as `Exit` elsewhere.
     Auto,
-}
-
-impl Pebs {
-    /// Returns the name on the command line, also of the VMM.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
 }
 
 /// What counts for a guest.
@@ -209,11 +173,6 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Returns the name on the command line, also of the VMM and in its statistics.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-
     /// Returns what counts, in words.
     pub fn counter(self) -> &'static str {
         match self {
@@ -232,13 +191,6 @@ pub enum Freeze {
     Vm,
     /// The guest's alone.
     Guest,
-}
-
-impl Freeze {
-    /// Returns the name on the command line, also of the VMM.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
 }
 
 /// One row of a comparison.

@@ -4,6 +4,18 @@
 //! which decides every fact that follows from others: how each design's guest runs ([`Way`]), and
 //! in whose time ([`Time`]).
 
+/// Gives each choice a function that returns its name.
+macro_rules! named {
+    ($($choice:ident),*) => {
+        $(impl $choice {
+            /// Returns the name on the command line, also of the VMM and in files.
+            pub fn name(self) -> &'static str {
+                self.into()
+            }
+        })*
+    };
+}
+
 pub mod arch;
 pub mod command;
 pub mod design;

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::sources;
-pub use super::sources::APT_GET;
+use super::sources::{self, APT_GET};
 use crate::host::cancel::Cancel;
 use crate::{Error, Result};
 

@@ -40,23 +40,6 @@ pub struct Highlight {
     pub to: &'static str,
 }
 
-impl Highlight {
-    /// Names the figure `figure`, as a reader does by `label`, and the modes.
-    pub const fn new(
-        label: &'static str,
-        figure: &'static str,
-        from: Option<&'static str>,
-        to: &'static str,
-    ) -> Self {
-        Self {
-            label,
-            figure,
-            from,
-            to,
-        }
-    }
-}
-
 /// A drawing.
 #[derive(Debug, Clone, Copy)]
 pub struct Chart<'a> {
