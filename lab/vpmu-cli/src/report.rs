@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use vpmu_lab::Result;
-use vpmu_lab::bench::about;
+use vpmu_lab::bench;
 use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::report::page;
 
@@ -15,7 +15,7 @@ const NAME: &str = "report.html";
 
 pub(crate) fn report(folder: &Path, output: Option<&Path>) -> Result<ExitCode> {
     let output = output.map_or_else(|| folder.join(NAME), Path::to_owned);
-    let page = page::of_folder(folder, about)?;
+    let page = page::of_folder(folder, bench::page)?;
     check_writable(&output)?;
     write_whole(&output, page.html.as_bytes())?;
     for file in &page.skipped {

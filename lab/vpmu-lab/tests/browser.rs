@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use vpmu_lab::bench::about;
+use vpmu_lab::bench;
 use vpmu_lab::report::page;
 
 /// Opens what is closed, and writes what a reader can see into the page around. The page itself has no script.
@@ -173,7 +173,7 @@ const MOST_BYTES: usize = 1_000_000;
 #[test]
 fn the_page_shows_every_figure() {
     let folder = results();
-    let page = page::of_folder(folder.path(), about).unwrap();
+    let page = page::of_folder(folder.path(), bench::page).unwrap();
     assert!(page.html.len() < MOST_BYTES, "{} bytes", page.html.len());
     let figures = figures(folder.path());
     assert!(figures.len() > 500, "{}", figures.len());

@@ -13,8 +13,8 @@ use vpmu_measure::Kvm;
 
 use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
+use crate::report::story::{Group, Page};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Model, Policy};
 
@@ -22,8 +22,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "exits",
     about: "the exits and the registers of a guest's perf session (x86_64)",
     page: Page {
-        title: "The exits of a profiling session: results",
-        intro: include_str!("exits.md"),
+        text: include_str!("exits.md"),
+        claim: (
+            "The PMU's exits for a PMI, 4 events",
+            "pmu_exits_per_pmi@paused",
+        ),
         groups: &[Group::new(
             "",
             "Four events by frequency, as published; one event by a fixed period",

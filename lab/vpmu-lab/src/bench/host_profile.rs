@@ -3,8 +3,8 @@
 use super::partition::isolates;
 use super::parts::{QUIET, SHARES, WEIGHTS, figure, first};
 use super::{Bench, Context, Row, mode};
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
@@ -14,8 +14,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "host-profile",
     about: "the host's profile of a guest that takes its own (aarch64)",
     page: Page {
-        title: "The host profiles a guest that profiles itself: results",
-        intro: include_str!("host_profile.md"),
+        text: include_str!("host_profile.md"),
+        claim: (
+            "Profile, host against guest",
+            "largest_share_difference_points@partitioned",
+        ),
         groups: &[Group::new("", "1,000 samples a second by a host counter")],
     },
     has_models: false,

@@ -17,7 +17,6 @@ mod peers;
 mod reprogram;
 mod rings;
 mod sampling;
-mod stories;
 mod switch;
 
 use std::path::Path;
@@ -25,15 +24,14 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use parts::Part;
-pub use stories::about;
 
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
 use crate::host::qemu::Qemu;
 use crate::image::cache::Cache;
 use crate::report::figures::{Report, Row};
-use crate::report::markdown::Page;
 use crate::report::result;
+use crate::report::story::Page;
 use crate::run::compare::compare;
 use crate::run::{self, Lab};
 use crate::spec::Request;
@@ -76,6 +74,12 @@ pub const BENCHES: &[Bench] = &[
     callstacks::BENCH,
     rings::BENCH,
 ];
+
+/// Returns the page of the bench called `name`.
+pub fn page(name: &str) -> Option<&'static Page> {
+    let bench = BENCHES.iter().find(|bench| bench.name == name)?;
+    Some(&bench.page)
+}
 
 /// A bench's tools and options.
 struct Context<'a> {

@@ -6,8 +6,8 @@ use super::parts::{
 };
 use super::{Bench, Context, Row};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
@@ -18,8 +18,11 @@ pub(super) const BENCH: Bench = Bench {
     has_models: false,
     has_counters: false,
     page: Page {
-        title: "The paravirtual PMU: results",
-        intro: include_str!("paravirt.md"),
+        text: include_str!("paravirt.md"),
+        claim: (
+            "Exits for each PMI, shared memory",
+            "exits_per_pmi@trapped/paravirt",
+        ),
         groups: &[Group::new(
             "",
             "Trapped registers, and a PMU in shared memory",

@@ -3,8 +3,8 @@
 
 use super::{Bench, Context, Row, mode};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
+use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
@@ -13,8 +13,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "partition",
     about: "counters split by MDCR_EL2.HPMN, against emulated ones",
     page: Page {
-        title: "Counters for the guest alone: results",
-        intro: include_str!("partition.md"),
+        text: include_str!("partition.md"),
+        claim: (
+            "Time of perf record, 15 events",
+            "perf_run_s@kvm/partitioned",
+        ),
         groups: &[Group::new(
             "",
             "Fifteen events: `perf record -F 1000` of gzip; `host_share`: -F 4000 beside stress-ng",

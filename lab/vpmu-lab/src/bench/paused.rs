@@ -7,9 +7,9 @@
 use super::parts::numbers;
 use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::report::result::Run;
+use crate::report::story::{Group, Page};
 use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
 
@@ -17,8 +17,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "paused",
     about: "a guest's NMI handler, when a host event that is off is left alone (x86_64)",
     page: Page {
-        title: "The guest's NMI handler: results",
-        intro: include_str!("paused.md"),
+        text: include_str!("paused.md"),
+        claim: (
+            "The guest's NMI handler, 12 events",
+            "nmi_handler_ns@reuse/paused",
+        ),
         groups: &[
             Group::new("", "Twelve events, multiplexed"),
             Group::new(":one_event", "One event"),

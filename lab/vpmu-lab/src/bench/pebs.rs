@@ -6,8 +6,8 @@ use super::parts::{
 };
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
@@ -18,8 +18,11 @@ pub(super) const BENCH: Bench = Bench {
     has_models: false,
     has_counters: false,
     page: Page {
-        title: "PEBS: results",
-        intro: include_str!("pebs.md"),
+        text: include_str!("pebs.md"),
+        claim: (
+            "Exits for each sample of a fixed period",
+            "exits_per_sample@none/ring",
+        ),
         groups: &[Group::new("", "Samples by interrupts, and as PEBS records")],
     },
     rows,

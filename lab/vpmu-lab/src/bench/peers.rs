@@ -4,8 +4,8 @@ use super::parts::{
     CYCLES, Figure, Part, QUIET, SHARES, figure, first, share_difference, timed, us_per_sample,
 };
 use super::{Bench, Context, Row};
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Model, Pebs, Pmu, Policy};
@@ -17,8 +17,11 @@ pub(super) const BENCH: Bench = Bench {
     has_models: false,
     has_counters: true,
     page: Page {
-        title: "Beside native and KVM's own PMUs: results",
-        intro: include_str!("peers.md"),
+        text: include_str!("peers.md"),
+        claim: (
+            "The guest's time for a sample",
+            "guest_us_per_sample@kvm/paravirt",
+        ),
         groups: &[Group::new("", "One machine, each PMU in turn")],
     },
     rows,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{Bench, Context, Row, emulated};
 use crate::image::artifacts;
-use crate::report::markdown::{Group, Page};
+use crate::report::story::{Group, Page};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 use crate::{Error, Result};
@@ -19,8 +19,8 @@ pub(super) const BENCH: Bench = Bench {
     name: "reprogram",
     about: "one overflow with this machine's and a guest's perf events, recreated or reused (x86_64)",
     page: Page {
-        title: "One overflow: results",
-        intro: include_str!("reprogram.md"),
+        text: include_str!("reprogram.md"),
+        claim: ("Handling one overflow", "handle_overflow_ns@recreate/reuse"),
         groups: &[Group::new(
             "",
             "This machine's perf events, the lab's machine's (`native-*`), and a guest's (`guest-*`)",

@@ -6,7 +6,7 @@
 use super::parts::{QUIET, first};
 use super::{Bench, Context, Row, emulated, hundredths};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
+use crate::report::story::{Group, Page};
 use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
 
@@ -14,8 +14,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "rings",
     about: "cycles:u and cycles:k where only a clock counts: their sum and their shares (x86_64)",
     page: Page {
-        title: "Counters of one privilege ring: results",
-        intro: include_str!("rings.md"),
+        text: include_str!("rings.md"),
+        claim: (
+            "User space's share, counted against known",
+            "ring_share_error_points@counting",
+        ),
         groups: &[Group::new("", "A known mixture of user space and kernel")],
     },
     has_models: true,

@@ -8,8 +8,8 @@
 use super::parts::{CYCLES, numbers, share_difference, timed, us_per_sample};
 use super::{Bench, Context, Row, emulated, mode};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::report::story::{Group, Page};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 
@@ -17,8 +17,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "sampling",
     about: "the profile of a workload in a guest against the host's (x86_64)",
     page: Page {
-        title: "The profile: results",
-        intro: include_str!("sampling.md"),
+        text: include_str!("sampling.md"),
+        claim: (
+            "Profile, guest against host",
+            "largest_share_difference_points@reuse",
+        ),
         groups: &[Group::new("", "Shares of the samples, and their cost")],
     },
     has_models: true,

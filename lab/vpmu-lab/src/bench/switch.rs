@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Bench, Context, Row, hundredths};
 use crate::image::artifacts;
 use crate::image::job::Output;
-use crate::report::markdown::{Group, Page};
+use crate::report::story::{Group, Page};
 use crate::run::{self, Lab, Sink};
 use crate::spec::arch::Arch;
 use crate::spec::design::Pmu;
@@ -19,8 +19,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "switch",
     about: "the PMU's part in a switch between two guests, lazy and eager (aarch64)",
     page: Page {
-        title: "Two guests on one CPU, and their PMUs: results",
-        intro: include_str!("switch.md"),
+        text: include_str!("switch.md"),
+        claim: (
+            "PMU registers of a switch, all counting against stopped",
+            "registers_per_switch:lazy@all/stopped",
+        ),
         groups: &[
             Group::new(":lazy", "Partitioned, the lazy switch"),
             Group::new(":eager", "Partitioned, all registers at each switch"),

@@ -4,7 +4,7 @@
 //! older than the run. A page has what a bench is about; the details (`DETAILS`) are in the JSON and in the HTML page.
 
 use super::saved::{Bench, Table, tables};
-pub use super::saved::{Group, Page};
+use super::story::Page;
 use crate::spec::design::Backing;
 use crate::{Error, Result};
 
@@ -23,34 +23,39 @@ pub fn markdown(bench: &str, page: &Page, json: &[u8], amd: Option<&[u8]>) -> Re
         None => (format!("{bench}.json"), "neither"),
     };
     let mut text = format!(
-        "# {}\n\n<!-- Made of {files} by tests/results.rs of vpmu-lab: edit {of_them} by hand. -->\n\n{}",
-        page.title, page.intro
+        "# {}\n\n<!-- Made of {files} by tests/results.rs of vpmu-lab: edit {of_them} by hand. -->\n\n",
+        page.title()
     );
-    text += &page.figures(json, "##")?;
+    let bench = read(json)?;
+    for sentence in page.sentences(&bench).flatten() {
+        text += &format!("{sentence}\n");
+    }
+    text += &format!("\n{}{}", page.method(), figures(page, &bench, "##"));
     if let Some(amd) = amd {
         text += "\n## AMD's PMU (`--model amd`)\n";
-        text += &page.figures(amd, "###")?;
+        text += &figures(page, &read(amd)?, "###");
     }
     Ok(text)
 }
 
-impl Page {
-    /// Writes the groups under headings that begin with `level`.
-    fn figures(&self, json: &[u8], level: &str) -> Result<String> {
-        let bench: Bench = serde_json::from_slice(json)
-            .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))?;
-        let counted = |backing: Backing| format!("\nCounted by {}.\n", backing.counter());
-        let mut text = bench.backing.map_or_else(String::new, counted);
-        for group in self.groups {
-            let rows = bench.group(self, group);
-            if !rows.is_empty() {
-                text += &format!("\n{level} {}\n", group.heading);
-                let shown = |of: &&Table<'_>| of.kind.is_none_or(|kind| !DETAILS.contains(&kind));
-                text.extend(tables(&rows).iter().filter(shown).map(table));
-            }
+fn read(json: &[u8]) -> Result<Bench> {
+    serde_json::from_slice(json)
+        .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))
+}
+
+/// Writes the groups under headings that begin with `level`.
+fn figures(page: &Page, bench: &Bench, level: &str) -> String {
+    let counted = |backing: Backing| format!("\nCounted by {}.\n", backing.counter());
+    let mut text = bench.backing.map_or_else(String::new, counted);
+    for group in page.groups {
+        let rows = page.rows(group, bench);
+        if !rows.is_empty() {
+            text += &format!("\n{level} {}\n", group.heading);
+            let shown = |of: &&Table<'_>| of.kind.is_none_or(|kind| !DETAILS.contains(&kind));
+            text.extend(tables(&rows).iter().filter(shown).map(table));
         }
-        Ok(text)
     }
+    text
 }
 
 /// Writes a table. Its first column is headed by the figures' kind.
@@ -71,6 +76,7 @@ fn table(table: &Table<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::story::Group;
 
     const JSON: &str = r#"{"schema":1,"bench":"b","rows":[
         {"figure":"exits","mode":"plain","measured":22841.0,"published":7512945.0,"unit":"exits"},
@@ -79,8 +85,8 @@ mod tests {
         {"figure":"gone","mode":"lazy","measured":-0.5,"published":97.25,"unit":"percent"},
         {"figure":"exits:idle","mode":"plain","measured":null,"published":null,"unit":"exits"}]}"#;
     const PAGE: Page = Page {
-        title: "Title",
-        intro: "Intro.\n",
+        text: "# Title\n\nIt has {gone@lazy!}.\nNot known: {exits:idle@plain}.\n\nMethod.\n",
+        claim: ("Exits", "exits@plain/lazy"),
         groups: &[Group::new("", "Busy"), Group::new(":idle", "Idle")],
     };
 

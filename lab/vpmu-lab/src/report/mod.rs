@@ -10,4 +10,5 @@ pub mod profile;
 pub mod result;
 mod saved;
 mod stats;
+pub mod story;
 pub mod table;

@@ -6,7 +6,6 @@
 mod bench;
 mod comparison;
 mod draw;
-pub mod story;
 
 use std::fs;
 use std::path::Path;
@@ -14,9 +13,8 @@ use std::path::Path;
 use askama::Template;
 use serde::Deserialize;
 
-pub use bench::About;
-
 use super::result::{Results, Run};
+use super::story::Page;
 use super::{saved, table};
 use crate::{Error, Result};
 
@@ -25,7 +23,7 @@ const SCHEMA: u32 = 1;
 
 /// The result of a folder.
 #[derive(Debug)]
-pub struct Page {
+pub struct Made {
     /// The page itself.
     pub html: String,
     /// The number of files in the page.
@@ -97,12 +95,12 @@ struct Side {
     left: Option<f64>,
 }
 
-/// Makes a page of the JSON files in `folder`. `about` says what is known of a bench by its name.
+/// Makes a page of the JSON files in `folder`. `page_of` returns the page of a bench by its name.
 ///
 /// # Errors
 ///
 /// When the folder cannot be read, or holds no results.
-pub fn of_folder(folder: &Path, about: fn(&str) -> Option<About>) -> Result<Page> {
+pub fn of_folder(folder: &Path, page_of: fn(&str) -> Option<&'static Page>) -> Result<Made> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
         let path = entry.map_err(Error::file("read", folder))?.path();
@@ -122,7 +120,7 @@ pub fn of_folder(folder: &Path, about: fn(&str) -> Option<About>) -> Result<Page
                 sections.push(comparison::section(&file, &results.runs));
             }
             Ok(Saved::Bench(saved)) if saved.schema == SCHEMA && !saved.rows.is_empty() => {
-                sections.push(bench::section(&file, &saved, about(&saved.bench)));
+                sections.push(bench::section(&file, &saved, page_of(&saved.bench)));
             }
             _ => skipped.push(file),
         }
@@ -133,7 +131,7 @@ pub fn of_folder(folder: &Path, about: fn(&str) -> Option<About>) -> Result<Page
             "no results in it; `vpmu run`, `compare` and `bench` write some with --json FILE",
         ));
     }
-    Ok(Page {
+    Ok(Made {
         files: sections.len(),
         html: html(sections),
         skipped,

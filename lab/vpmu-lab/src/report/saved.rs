@@ -5,43 +5,6 @@ use serde::Deserialize;
 use super::number::number;
 use crate::spec::design::Backing;
 
-/// A page's text beside its figures. It names no figure of a run.
-#[derive(Debug)]
-pub struct Page {
-    /// The first heading.
-    pub title: &'static str,
-    /// How the figures were measured.
-    pub intro: &'static str,
-    /// The figures in groups; a figure without a group of its own is in the first.
-    pub groups: &'static [Group],
-}
-
-/// A group of figures: those whose names end with `suffix`.
-#[derive(Debug)]
-pub struct Group {
-    /// The end of the figures' names, such as `:idle`; empty for the first group.
-    pub suffix: &'static str,
-    /// The group's heading.
-    pub heading: &'static str,
-}
-
-impl Group {
-    /// Makes a group.
-    pub const fn new(suffix: &'static str, heading: &'static str) -> Self {
-        Self { suffix, heading }
-    }
-}
-
-impl Page {
-    /// Returns the group that `figure` belongs to.
-    fn group_of(&self, figure: &str) -> &Group {
-        self.groups
-            .iter()
-            .find(|group| !group.suffix.is_empty() && figure.ends_with(group.suffix))
-            .unwrap_or(&self.groups[0])
-    }
-}
-
 /// A file that `vpmu bench --json` wrote.
 #[derive(Debug, Deserialize)]
 pub(super) struct Bench {
@@ -89,18 +52,6 @@ pub(super) struct Line<'a> {
 }
 
 impl Bench {
-    /// Returns the figures of one of `page`'s groups, in the file's order.
-    pub(super) fn group<'a>(&'a self, page: &'a Page, group: &Group) -> Vec<Named<'a>> {
-        self.rows
-            .iter()
-            .filter(|row| page.group_of(&row.figure).suffix == group.suffix)
-            .map(|row| {
-                let name = row.figure.strip_suffix(group.suffix).unwrap_or(&row.figure);
-                (name, row)
-            })
-            .collect()
-    }
-
     /// Returns the row of `figure` under `mode`.
     pub(super) fn find(&self, figure: &str, mode: &str) -> Option<&Figure> {
         self.rows

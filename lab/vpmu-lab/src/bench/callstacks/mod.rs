@@ -9,8 +9,8 @@ use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::host::qemu::X86_PMU;
 use crate::image::{artifacts, program};
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Lbr, Model, Pebs, Pmu, Policy};
@@ -22,8 +22,11 @@ pub(super) const BENCH: Bench = Bench {
     // Hosts that record no branches seldom have counters. The native machine has some, for its own profile.
     has_counters: false,
     page: Page {
-        title: "Call stacks: results",
-        intro: include_str!("page.md"),
+        text: include_str!("page.md"),
+        claim: (
+            "The guest's time for a sample with its calls",
+            "guest_us_per_sample@plain/guest",
+        ),
         groups: &[
             Group::new("", "The published program"),
             Group::new(

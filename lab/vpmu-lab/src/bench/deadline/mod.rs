@@ -22,8 +22,8 @@ use crate::host::parallel;
 use crate::host::progress::Task;
 use crate::image::images::Images;
 use crate::image::module::{Kernel, Modules};
-use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
+use crate::report::story::{Group, Page};
 use crate::run;
 use crate::run::compare::run_one;
 use crate::spec::Request;
@@ -36,8 +36,11 @@ pub(super) const BENCH: Bench = Bench {
     name: "deadline",
     about: "a guest's timer that moves later without an exit (x86_64)",
     page: Page {
-        title: "The lazy TSC deadline: results",
-        intro: include_str!("page.md"),
+        text: include_str!("page.md"),
+        claim: (
+            "Exits for a guest's timer deadline",
+            "tsc_deadline_exits@plain/paravirtual",
+        ),
         groups: &[
             Group::new(
                 "",

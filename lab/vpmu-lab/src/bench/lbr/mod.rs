@@ -5,8 +5,8 @@ mod checker;
 use super::parts::{Figure, Part, QUIET, WEIGHTS, figure, first, timed, us_per_sample};
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
-use crate::report::markdown::{Group, Page};
 use crate::report::result;
+use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Lbr, Model, Pebs, Policy};
@@ -18,8 +18,11 @@ pub(super) const BENCH: Bench = Bench {
     has_models: true,
     has_counters: false,
     page: Page {
-        title: "Last branch records: results",
-        intro: include_str!("page.md"),
+        text: include_str!("page.md"),
+        claim: (
+            "The guest's time for a sample with its branches",
+            "guest_us_per_sample@step/predict",
+        ),
         groups: &[
             Group::new("", "Samples with a full stack of branches"),
             Group::new(":kernel", "Fork and exec, in the kernel and in user space"),

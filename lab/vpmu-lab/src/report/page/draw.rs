@@ -8,7 +8,14 @@ use askama::Template;
 use super::super::number::quantity;
 use super::super::saved::{Figure, Named, unique};
 use super::render;
-use super::story::{Chart, Kind};
+
+/// The beginnings of figures whose kinds behind the colon add up.
+const SUMS: [&str; 4] = [
+    "exits",
+    "four_events_per_pmi:exits",
+    "per_pmi",
+    "host_ops_per_pmi",
+];
 
 /// The kinds with a colour of their own in a bar of several kinds.
 const COLOURS: usize = 8;
@@ -68,13 +75,22 @@ struct Part {
     title: String,
 }
 
-/// Draws `chart` of a group's figures; `None` where the group has too few of them to compare.
-pub(super) fn draw(chart: Chart<'_>, rows: &[Named<'_>]) -> Option<String> {
-    match chart.kind {
-        Kind::Bars => bars(chart, rows),
-        Kind::Stack => stack(chart.label, rows_of_kinds(chart.figure, rows), false),
-        Kind::Shares => stack(chart.label, rows_of_kinds(chart.figure, rows), true),
-    }
+/// Draws a group's figures: bars of those that more than one mode has, then the sums by kind.
+pub(super) fn draw(rows: &[Named<'_>]) -> Vec<String> {
+    let plain = unique(rows.iter().map(|(name, _)| *name)).into_iter();
+    let plain = plain.filter(|name| !name.contains(':'));
+    let sums = SUMS.map(|name| stack(&label(name, "by kind"), rows_of_kinds(name, rows)));
+    plain
+        .map(|name| bars(name, rows))
+        .chain(sums)
+        .flatten()
+        .collect()
+}
+
+/// Returns a figure's key as a heading.
+fn label(key: &str, behind: &str) -> String {
+    let words = key.replace(['_', ':'], " ");
+    format!("{words} {behind}").trim_end().to_owned()
 }
 
 /// Draws the counts of `runs` by kind, in `unit`.
@@ -88,7 +104,7 @@ pub(super) fn kinds<'a>(
         is_published: false,
         parts,
     });
-    stack(label, (rows.collect(), unit), false)
+    stack(label, (rows.collect(), unit))
 }
 
 /// Draws a bar for each of `values`, a text of each beside it.
@@ -115,16 +131,17 @@ pub(super) fn measured<'a>(
     (known > 1).then(|| render(&Bars::of(label, rows)))
 }
 
-fn bars(chart: Chart<'_>, rows: &[Named<'_>]) -> Option<String> {
+fn bars(name: &str, rows: &[Named<'_>]) -> Option<String> {
     let rows: Vec<&Figure> = rows
         .iter()
-        .filter(|(name, _)| *name == chart.figure)
+        .filter(|(of, _)| *of == name)
         .map(|(_, row)| *row)
         .collect();
     let longest = |of: fn(&Figure) -> Option<f64>| largest(rows.iter().filter_map(|row| of(row)));
     let measured = longest(|row| row.measured);
     let published = longest(|row| row.published);
     let known = rows.iter().flat_map(|row| [row.measured, row.published]);
+    // One figure by itself is in the table.
     if known.flatten().count() < 2 {
         return None;
     }
@@ -136,7 +153,7 @@ fn bars(chart: Chart<'_>, rows: &[Named<'_>]) -> Option<String> {
         measured: bar(row.measured, measured, row),
         published: bar(row.published, published, row),
     });
-    Some(render(&Bars::of(chart.label, rows.collect())))
+    Some(render(&Bars::of(&label(name, ""), rows.collect())))
 }
 
 impl<'a> Bars<'a> {
@@ -193,7 +210,7 @@ fn rows_of_kinds<'a>(prefix: &str, rows: &[Named<'a>]) -> (Vec<Row<'a>>, &'a str
     (known.collect(), unit)
 }
 
-fn stack(label: &str, (rows, unit): (Vec<Row<'_>>, &str), whole: bool) -> Option<String> {
+fn stack(label: &str, (rows, unit): (Vec<Row<'_>>, &str)) -> Option<String> {
     let mut sums: Vec<(&str, f64)> = Vec::new();
     for row in &rows {
         // Each bar weighs the same: else the kinds of the largest would have all the colours.
@@ -208,9 +225,7 @@ fn stack(label: &str, (rows, unit): (Vec<Row<'_>>, &str), whole: bool) -> Option
     if sums.len() < 2 {
         return None;
     }
-    if !whole {
-        sums.sort_by(|a, b| b.1.total_cmp(&a.1));
-    }
+    sums.sort_by(|a, b| b.1.total_cmp(&a.1));
     let rest = sums.len() > COLOURS;
     sums.truncate(if rest { COLOURS - 1 } else { COLOURS });
     let mut legend: Vec<(usize, &str)> = sums.iter().map(|(kind, _)| *kind).enumerate().collect();
@@ -224,14 +239,7 @@ fn stack(label: &str, (rows, unit): (Vec<Row<'_>>, &str), whole: bool) -> Option
     let longest = [longest(false), longest(true)];
     let rows: Vec<StackRow<'_>> = rows
         .iter()
-        .map(|row| {
-            let longest = if whole {
-                row.total()
-            } else {
-                longest[usize::from(row.is_published)]
-            };
-            row.draw(&legend, longest, unit, whole)
-        })
+        .map(|row| row.draw(&legend, longest[usize::from(row.is_published)], unit))
         .collect();
     Some(render(&Stack {
         label,
@@ -246,13 +254,7 @@ impl<'a> Row<'a> {
         self.parts.iter().map(|(_, value)| value).sum()
     }
 
-    fn draw(
-        &self,
-        legend: &[(usize, &str)],
-        longest: f64,
-        unit: &str,
-        whole: bool,
-    ) -> StackRow<'a> {
+    fn draw(&self, legend: &[(usize, &str)], longest: f64, unit: &str) -> StackRow<'a> {
         let total = self.total();
         let mut x = 0.0;
         let mut parts = Vec::new();
@@ -279,11 +281,7 @@ impl<'a> Row<'a> {
         StackRow {
             mode: self.mode,
             is_published: self.is_published,
-            total: if whole {
-                String::new()
-            } else {
-                quantity(total, unit)
-            },
+            total: quantity(total, unit),
             width: percent(total, longest),
             summary: titles.join(", "),
             parts,

@@ -54,7 +54,7 @@ fn results_become_tables_and_plots() {
         assert!(html.matches(width).count() >= 2, "{width}: {html}");
     }
     // This figure is known for one design only, and no drawing is made up.
-    assert!(!html.contains("Exits for each PMI"), "{html}");
+    assert!(!html.contains("exits per pmi"), "{html}");
     assert!(
         html.contains("4.143 s<span class=\"hidden\"> published"),
         "{html}"
@@ -94,19 +94,15 @@ fn each_sentence_has_its_figures() {
         let Ok(Saved::Bench(bench)) = serde_json::from_slice(&fs::read(&path).unwrap()) else {
             continue;
         };
-        let Some(story) = crate::bench::about(&bench.bench).and_then(|about| about.story) else {
-            continue;
-        };
-        for sentence in story.sentences {
-            let text = story::fill(sentence, &bench);
-            assert!(text.is_some(), "{}: {sentence}", path.display());
-        }
+        let page = crate::bench::page(&bench.bench).expect("a bench of this vpmu");
+        let mut sentences = page.sentences(&bench);
+        assert!(sentences.all(|text| text.is_some()), "{}", path.display());
     }
 }
 
 #[test]
 fn all_results_are_one_small_page() {
-    let page = of_folder(&results(), crate::bench::about).unwrap();
+    let page = of_folder(&results(), crate::bench::page).unwrap();
     assert!(page.skipped.is_empty(), "{:?}", page.skipped);
     assert!(page.html.len() < 1_000_000, "{} bytes", page.html.len());
 }

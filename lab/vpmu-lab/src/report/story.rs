@@ -1,0 +1,143 @@
+//! What a bench's figures mean: the page of the bench, as a file beside it has it.
+//!
+//! A title stands first, then a paragraph that says what the figures mean, a sentence on each line, and then how they were
+//! measured. A sentence names its figures by their keys in the JSON, so no figure in it is older than the run:
+//!
+//! | in a sentence | becomes |
+//! |---|---|
+//! | `{exits_per_pmi@kvm}` | the measured figure with its unit |
+//! | `{exits_per_pmi@kvm!}` | the published figure with its unit |
+//! | `{exits_per_pmi@kvm/partitioned}` | how often the second figure goes into the first |
+//! | `{exits_per_pmi@kvm/partitioned!}` | the same of the published figures |
+
+use super::number::{factor, quantity};
+use super::saved::{Bench, Figure, Named};
+
+/// A bench's page without its figures.
+#[derive(Debug)]
+pub struct Page {
+    /// The text, as the module says.
+    pub text: &'static str,
+    /// The figure that stands for the bench at the top of the HTML page: its name for a reader, and `FIGURE@MODE` or
+    /// `FIGURE@FROM/TO`.
+    pub claim: (&'static str, &'static str),
+    /// The figures in groups; a figure without a group of its own is in the first.
+    pub groups: &'static [Group],
+}
+
+/// A group of figures: those whose names end with `suffix`.
+#[derive(Debug)]
+pub struct Group {
+    /// The end of the figures' names, such as `:idle`; empty for the first group.
+    pub suffix: &'static str,
+    /// The group's heading.
+    pub heading: &'static str,
+}
+
+impl Group {
+    /// Makes a group.
+    pub const fn new(suffix: &'static str, heading: &'static str) -> Self {
+        Self { suffix, heading }
+    }
+}
+
+impl Page {
+    /// Returns the title, what the figures mean, and how they were measured.
+    fn parts(&self) -> (&'static str, &'static str, &'static str) {
+        let (title, rest) = self.text.split_once("\n\n").unwrap_or((self.text, ""));
+        let (story, method) = rest.split_once("\n\n").unwrap_or((rest, ""));
+        (title.trim_start_matches("# "), story, method)
+    }
+
+    /// Returns the title.
+    pub(super) fn title(&self) -> &'static str {
+        self.parts().0
+    }
+
+    /// Returns how the figures were measured.
+    pub(super) fn method(&self) -> &'static str {
+        self.parts().2
+    }
+
+    /// Returns the sentences that say what the figures mean; `None` for a sentence whose figures are not all known.
+    pub(super) fn sentences(&self, bench: &Bench) -> impl Iterator<Item = Option<String>> {
+        self.parts().1.lines().map(|sentence| fill(sentence, bench))
+    }
+
+    /// Returns the figures of one of the groups, in the file's order.
+    pub(super) fn rows<'a>(&self, group: &Group, bench: &'a Bench) -> Vec<Named<'a>> {
+        bench
+            .rows
+            .iter()
+            .filter(|row| self.group_of(&row.figure).suffix == group.suffix)
+            .map(|row| {
+                let name = row.figure.strip_suffix(group.suffix).unwrap_or(&row.figure);
+                (name, row)
+            })
+            .collect()
+    }
+
+    /// Returns the group that `figure` belongs to.
+    fn group_of(&self, figure: &str) -> &Group {
+        self.groups
+            .iter()
+            .find(|group| !group.suffix.is_empty() && figure.ends_with(group.suffix))
+            .unwrap_or(&self.groups[0])
+    }
+}
+
+/// Fills in the figures of `sentence`; `None` when one is not known.
+fn fill(sentence: &str, bench: &Bench) -> Option<String> {
+    let mut text = String::new();
+    let mut rest = sentence;
+    while let Some((before, behind)) = rest.split_once('{') {
+        let (key, after) = behind.split_once('}')?;
+        text += before;
+        text += &value(key, bench)?;
+        rest = after;
+    }
+    Some(text + rest)
+}
+
+fn value(key: &str, bench: &Bench) -> Option<String> {
+    let of: fn(&Figure) -> Option<f64> = match key.ends_with('!') {
+        true => |row| row.published,
+        false => |row| row.measured,
+    };
+    let (figure, modes) = key.trim_end_matches('!').split_once('@')?;
+    let known = |mode| {
+        let row = bench.find(figure, mode)?;
+        Some((of(row)?, row.unit.as_str()))
+    };
+    match modes.split_once('/') {
+        Some((from, to)) => factor(known(from)?.0, known(to)?.0),
+        None => known(modes).map(|(value, unit)| quantity(value, unit)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_are_filled_or_left_out() {
+        let bench: Bench = serde_json::from_str(
+            r#"{"schema":1,"bench":"b","rows":[
+            {"figure":"t:x","mode":"old","measured":1639.5,"published":4.0,"unit":"ns"},
+            {"figure":"t:x","mode":"new","measured":998.0,"published":2.0,"unit":"ns"},
+            {"figure":"n","mode":"new","measured":null,"published":1.0,"unit":"exits"}]}"#,
+        )
+        .unwrap();
+        for (sentence, text) in [
+            ("No figure.", Some("No figure.")),
+            ("{t:x@old} or {t:x@new!}.", Some("1,639.5 ns or 2 ns.")),
+            ("{t:x@old/new}, {t:x@old/new!}", Some("1.64, 2")),
+            ("{n@new!}", Some("1 exit")),
+            ("unknown: {n@new}", None),
+            ("no such mode: {n@old}", None),
+            ("not closed: {n@new", None),
+        ] {
+            assert_eq!(fill(sentence, &bench).as_deref(), text, "{sentence}");
+        }
+    }
+}
