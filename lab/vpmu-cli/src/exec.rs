@@ -12,7 +12,10 @@ use std::process::{self, ExitCode};
 
 use clap::{Args, ValueEnum};
 use vpmu_lab::image::{artifacts, elf};
+use vpmu_lab::spec::design::{Freeze, Model, Policy};
 use vpmu_lab::{Error, Result};
+
+use crate::values::choice;
 
 pub(crate) const AFTER: &str = "\
 Examples:
@@ -41,8 +44,11 @@ const LOADER: &str = "ld-linux-x86-64.so.2";
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
     /// Whose PMU the guest has, and so whose processor
-    #[arg(long, value_enum, default_value_t = Pmu::Auto)]
-    pmu: Pmu,
+    ///
+    /// auto: AMD's on AMD's processors, else Intel's. amd: the core extension, six counters. amd-v2: PerfMonV2, the same with
+    /// global registers.
+    #[arg(long, value_name = "PMU", default_value = "auto", value_parser = choice::<Model>())]
+    pmu: Model,
     /// The version of Intel's architectural performance monitoring, 2 to 5, and with it Intel's PMU
     ///
     /// With Intel's PMU, the default is 5.
@@ -55,10 +61,15 @@ pub(crate) struct Exec {
     #[arg(long)]
     approximate_instructions: bool,
     /// Which time counts where a clock does
-    #[arg(long, value_enum, default_value_t = Freeze::Vm)]
+    ///
+    /// vm: the guest's, and the host's while it completes the guest's exits. guest: the guest's alone.
+    #[arg(long, value_name = "FREEZE", default_value = "vm", value_parser = choice::<Freeze>())]
     freeze: Freeze,
     /// When host events are made and given back
-    #[arg(long, value_enum, default_value_t = Policy::Paused)]
+    ///
+    /// recreate: a new host event for each overflow and each rewrite. reuse: the host event is kept. paused: as reuse, and a
+    /// paused event is left alone.
+    #[arg(long, value_name = "POLICY", default_value = "paused", value_parser = choice::<Policy>())]
     policy: Policy,
     /// Let the guest measure (it writes 1 to port 0x5650, and 2 at the end), and append what the PMU has cost to this file;
     /// - is standard output
@@ -72,18 +83,6 @@ pub(crate) struct Exec {
     command: Vec<OsString>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Pmu {
-    /// AMD's on AMD's processors, else Intel's
-    Auto,
-    /// Intel's, whatever the processor
-    Intel,
-    /// AMD's core extension: six counters
-    Amd,
-    /// AMD's PerfMonV2: the same with global registers
-    AmdV2,
-}
-
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Backing {
     /// The processor's counters where perf has them, else the time of the vCPU's thread
@@ -92,24 +91,6 @@ enum Backing {
     Hardware,
     /// The time of the vCPU's thread: cycles only
     Clock,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Freeze {
-    /// The guest's, and the host's while it completes the guest's exits
-    Vm,
-    /// The guest's alone: counters stand still while the host works
-    Guest,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Policy {
-    /// A new host event for each overflow and each rewrite (the unoptimised baseline)
-    Recreate,
-    /// Keep the host event: pause, set its period, resume
-    Reuse,
-    /// As reuse, and leave a paused event alone
-    Paused,
 }
 
 fn usage<T>(text: impl Into<String>) -> Result<T> {
@@ -126,7 +107,7 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
     let Some((name, arguments)) = options.command.split_first() else {
         return usage("nothing to run: give a program after --");
     };
-    if options.perfmon.is_some() && matches!(options.pmu, Pmu::Amd | Pmu::AmdV2) {
+    if options.perfmon.is_some() && matches!(options.pmu, Model::Amd | Model::AmdV2) {
         return usage("--perfmon is about Intel's PMU: leave --pmu out, or give --pmu intel");
     }
     let program = find(name)?;
@@ -310,10 +291,10 @@ impl Exec {
     fn words(&self) -> OsString {
         let mut words = OsString::from(format!(
             "pmu={} backing={} policy={} freeze={}",
-            name(&self.pmu),
+            self.pmu.name(),
             name(&self.backing),
-            name(&self.policy),
-            name(&self.freeze)
+            self.policy.name(),
+            self.freeze.name()
         ));
         if let Some(version) = self.perfmon {
             words.push(format!(" perfmon={version}"));

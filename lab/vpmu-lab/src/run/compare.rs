@@ -72,13 +72,7 @@ fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<R
 }
 
 /// Runs one guest and captures its output.
-pub(crate) fn run_one(
-    lab: &Lab<'_>,
-    spec: &Spec,
-    guest: &Guest,
-    phase: u32,
-    task: &Task,
-) -> Result<Row> {
+fn run_one(lab: &Lab<'_>, spec: &Spec, guest: &Guest, phase: u32, task: &Task) -> Result<Row> {
     lab.cancel.check()?;
     let output = Captured::default();
     let sink = Sink {

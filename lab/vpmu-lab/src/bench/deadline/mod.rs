@@ -12,25 +12,18 @@ mod read;
 mod stats;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use stats::Stats;
 
 use super::{Bench, Context, Row};
+use crate::Result;
 use crate::host::parallel;
-use crate::host::progress::Task;
-use crate::image::images::Images;
 use crate::image::module::{Kernel, Modules};
 use crate::report::result::Run;
 use crate::report::story::{Group, Page};
-use crate::run;
-use crate::run::compare::run_one;
 use crate::spec::Request;
 use crate::spec::arch::Arch;
-use crate::spec::command::Command;
 use crate::spec::design::{Design, Pmu};
-use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
     name: "deadline",
@@ -55,13 +48,6 @@ pub(super) const BENCH: Bench = Bench {
     has_counters: false,
     rows,
 };
-
-/// Attempts after a boot that QEMU has cut short, each a little later than the one before.
-const ATTEMPTS: u32 = 6;
-/// The limit of a boot, which takes about one minute on an idle machine and longer on a busy
-/// machine. The limit is for a QEMU that stands still. The guard against guests that hang counts
-/// their own time.
-const LIMIT: Duration = Duration::from_secs(3600);
 
 /// The sides that decide about writes of the timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,12 +139,20 @@ impl fmt::Display for Cell {
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Modules::check()?;
+    let module = Modules::prepare(
+        Kernel::Bookworm,
+        context.cache,
+        context.cancel,
+        context.progress,
+    )?;
     let cells: Vec<Cell> = (0..BOOTS.len())
         .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
         .collect();
-    let lab = Lab::prepare(context)?;
-    let all: Measured = lab.run(&cells)?.into_iter().flatten().collect();
-    Ok(figures(&all))
+    let all = parallel::map(&cells, parallel::processors(), |&cell| {
+        boot(context, &module, cell)
+    });
+    let all: Vec<Measured> = all.into_iter().collect::<Result<_>>()?;
+    Ok(figures(&all.concat()))
 }
 
 /// Adds each workload's figures of each mode, and those of the lazy modes in relation to plain.
@@ -188,112 +182,20 @@ fn figures(all: &[(Mode, Workload, Stats)]) -> Vec<Row> {
 /// The counts of one boot, for each workload.
 type Measured = Vec<(Mode, Workload, Stats)>;
 
-/// The values that all boots have in common.
-struct Lab<'a> {
-    context: &'a Context<'a>,
-    images: Images,
-    module: Modules,
-}
-
-impl<'a> Lab<'a> {
-    fn prepare(context: &'a Context<'a>) -> Result<Self> {
-        Ok(Self {
-            context,
-            images: Images::prepare(
-                context.cache,
-                Arch::X86_64,
-                context.cancel,
-                context.progress,
-            )?,
-            module: Modules::prepare(
-                Kernel::Bookworm,
-                context.cache,
-                context.cancel,
-                context.progress,
-            )?,
-        })
-    }
-
-    /// Runs all boots until a boot fails. As many run at a time as this machine has processors.
-    fn run(&self, cells: &[Cell]) -> Result<Vec<Measured>> {
-        let failed = AtomicBool::new(false);
-        let all = parallel::map(cells, parallel::processors(), |&cell| {
-            (!failed.load(Ordering::Relaxed)).then(|| {
-                self.boot(cell)
-                    .inspect_err(|_| failed.store(true, Ordering::Relaxed))
-            })
-        });
-        // A boot is left out only after another has failed.
-        all.into_iter().flatten().collect()
-    }
-
-    /// Runs one boot, and again where QEMU has killed the guest.
-    fn boot(&self, cell: Cell) -> Result<Measured> {
-        let task = self.context.progress.task(&cell.to_string());
-        let version = self.context.qemu.version(&Arch::X86_64.qemu())?;
-        let attempts = match version.is_mended() {
-            true => 1,
-            false => ATTEMPTS,
-        };
-        let mut crashes = 0;
-        loop {
-            match self.attempt(cell, crashes, &task) {
-                Err(Error::RepeatedInterrupt { .. } | Error::Timeout { .. })
-                    if crashes + 1 < attempts =>
-                {
-                    crashes += 1;
-                    task.say("QEMU has delivered an interrupt twice, or not at all; once more");
-                }
-                Err(error) => return Err(error),
-                Ok(mut all) => {
-                    for (.., stats) in &mut all {
-                        stats.add_crashes(crashes);
-                    }
-                    return Ok(all);
-                }
-            }
-        }
-    }
-
-    fn attempt(&self, cell: Cell, crashes: u32, task: &Task) -> Result<Measured> {
-        let context = self.context;
-        let design = Design::from(Pmu::Emulated);
-        let mut request = Request {
-            vmm_args: ["--no-pmu", "--lazy-deadline"].map(str::to_owned).into(),
-            command: Command::from_words(&[script(cell)]),
-            kernel: Some(self.module.kernel()),
-            append: Some(Modules::DEADLINE_COMMAND_LINE.to_owned()),
-            add: self.module.files(),
-            timeout: LIMIT,
-            boot_timeout: LIMIT,
-            keep: context
-                .keep
-                .map(|folder| folder.join(format!("{}-{cell}", context.name))),
-            marked: true,
-            ..Request::new(Arch::X86_64)
-        };
-        request.machine.qemu = context.qemu.clone();
-        request.machine.cpu = context.cpu();
-        request.machine.vcpus = 2;
-        request.machine.memory = 512;
-        let spec = request.check(&[design])?;
-        run::check(&spec)?;
-        let lab = run::Lab {
-            host_kernel: None,
-            disk: None,
-            qemu: spec.qemu()?,
-            modules: None,
-            extras: None,
-            cache: context.cache,
-            images: Some(self.images.clone()),
-            cancel: context.cancel,
-            progress: context.progress,
-        };
-        let phase = cell.boot as u32 + BOOTS.len() as u32 * crashes;
-        let row = run_one(&lab, &spec, &spec.guests[0], phase, task)?;
-        context.note_machine([&row]);
-        measured(cell, &row.run, &row.output).ok_or_else(|| row.failed())
-    }
+fn boot(context: &Context<'_>, module: &Modules, cell: Cell) -> Result<Measured> {
+    let mut request = Request {
+        vmm_args: ["--no-pmu", "--lazy-deadline"].map(str::to_owned).into(),
+        kernel: Some(module.kernel()),
+        append: Some(Modules::DEADLINE_COMMAND_LINE.to_owned()),
+        add: module.files(),
+        marked: true,
+        ..Request::new(Arch::X86_64)
+    };
+    request.machine.vcpus = 2;
+    request.machine.memory = 512;
+    let design = Design::from(Pmu::Emulated);
+    let rows = context.compare_as(request, &cell.to_string(), &[design], &script(cell))?;
+    measured(cell, &rows[0].run, &rows[0].output).ok_or_else(|| rows[0].failed())
 }
 
 /// Writes the guest's script. It resets the module's counters just before the host's
@@ -305,7 +207,9 @@ fn script(cell: Cell) -> String {
          mount -t debugfs debugfs /sys/kernel/debug && ip link set lo up || exit\n\
          echo 1 > /sys/devices/system/cpu/cpu1/online || exit\n\
          insmod /root/lazy_deadline.ko mode={mode} break_even=0 || exit\n\
-         cd /sys/kernel/debug/lazy_deadline && /root/ping_pong 50 > /dev/null || exit\n"
+         cd /sys/kernel/debug/lazy_deadline && /root/ping_pong {} > /dev/null || exit\n",
+        // Otherwise two boots of the same work would be the same to the instruction.
+        50 + cell.boot
     );
     for workload in cell.workloads() {
         let command = workload.command();

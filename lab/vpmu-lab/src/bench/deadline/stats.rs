@@ -37,8 +37,6 @@ pub(super) struct Stats {
     shortest: Option<u64>,
     longest: u64,
     boots: u64,
-    /// The number of boots that QEMU has cut short and that were repeated.
-    crashes: u64,
 }
 
 impl Stats {
@@ -82,11 +80,6 @@ impl Stats {
         Some(stats)
     }
 
-    /// Adds boots that were repeated.
-    pub(super) fn add_crashes(&mut self, crashes: u32) {
-        self.crashes += u64::from(crashes);
-    }
-
     /// Adds the counts of other boots.
     pub(super) fn and(mut self, other: &Self) -> Self {
         for (name, count) in &other.counts {
@@ -100,7 +93,6 @@ impl Stats {
         self.shortest = self.shortest.into_iter().chain(other.shortest).min();
         self.longest = self.longest.max(other.longest);
         self.boots += other.boots;
-        self.crashes += other.crashes;
         self
     }
 
@@ -196,7 +188,6 @@ impl Stats {
             }
         }
         rows.push(row("boots", number(self.boots), "boots"));
-        rows.push(row("crashed_boots", number(self.crashes), "boots"));
         rows
     }
 
