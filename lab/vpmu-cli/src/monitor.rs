@@ -20,7 +20,7 @@ pub(crate) struct Monitor {
     /// 10000): cycles, or up to four of cycles, instructions and numbers such as 0x11 (partitioned, emulated; aarch64)
     ///
     /// Each event takes one of --host-counters, or one of the guest's with --borrow. --keep has the profile as folded
-    /// stacks and for pprof.
+    /// stacks.
     #[arg(long, value_name = "RATE[,EVENT..]", value_parser = host_profile)]
     host_profile: Option<ProfileRequest>,
     /// Take the counters of --host-profile from the guest when CMD begins, and give them back when it ends

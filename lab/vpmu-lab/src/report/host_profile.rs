@@ -1,12 +1,10 @@
 //! The profile that the monitor takes of its guest: its samples with names, in the forms that viewers read.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use object::{Object as _, ObjectSymbol as _, SymbolKind};
 use vpmu_measure::{HostProfile as Part, HostSample, Record};
 
-use super::pprof::{self, Stacks};
 use super::profile::Profile;
 use crate::image::kallsyms::{self, Symbol};
 use crate::spec::profile::event_name;
@@ -83,8 +81,8 @@ pub struct HostProfile {
     counts: Vec<u64>,
     /// Samples for which there was no room.
     pub lost: u64,
-    /// Samples of each event, by stack.
-    stacks: Stacks,
+    /// Samples of each event, by stack, outermost frame first.
+    stacks: BTreeMap<Vec<String>, Vec<u64>>,
 }
 
 impl HostProfile {
@@ -106,7 +104,7 @@ impl HostProfile {
             counts: vec![0; events.len()],
             events,
             lost: 0,
-            stacks: Stacks::new(),
+            stacks: BTreeMap::new(),
         };
         for part in parts {
             profile.lost += part.lost;
@@ -128,33 +126,31 @@ impl HostProfile {
 
     /// Returns the samples of the first event as folded stacks.
     pub fn folded(&self) -> Profile {
+        self.folded_of(0)
+    }
+
+    fn folded_of(&self, event: usize) -> Profile {
         let stacks = self.stacks.iter();
         let folded = stacks
-            .map(|(stack, values)| (stack.join(";"), values[0] as u64))
+            .map(|(stack, values)| (stack.join(";"), values[event]))
             .filter(|(_, value)| *value > 0);
         Profile {
             folded: folded.collect(),
         }
     }
 
-    /// Returns the text of a file of folded stacks, which flame graphs are made of, of the first event.
-    pub fn folded_text(&self) -> String {
-        let mut text = String::new();
-        for (stack, samples) in self.folded().folded {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{stack} {samples}");
-        }
-        text
-    }
-
-    /// Returns the file for `pprof`, with a value for each event.
-    pub fn pprof(&self) -> Vec<u8> {
-        pprof::encode(&self.events, &self.stacks)
+    /// Returns each event's name with the text of a file of folded stacks, which flame graphs are made of.
+    pub fn folded_texts(&self) -> impl Iterator<Item = (&str, String)> {
+        self.events.iter().enumerate().map(|(index, event)| {
+            let stacks = self.folded_of(index).folded.into_iter();
+            let lines = stacks.map(|(stack, samples)| format!("{stack} {samples}\n"));
+            (event.as_str(), lines.collect())
+        })
     }
 
     /// Returns the number of samples of the first event.
     pub fn samples(&self) -> u64 {
-        self.stacks.values().map(|values| values[0] as u64).sum()
+        self.stacks.values().map(|values| values[0]).sum()
     }
 
     /// Returns the samples of the first event in each function, innermost frame of its stacks.
@@ -162,7 +158,7 @@ impl HostProfile {
         let mut functions = BTreeMap::new();
         for (stack, values) in self.stacks.iter().filter(|(_, values)| values[0] > 0) {
             let name = stack.last().map_or("", String::as_str);
-            *functions.entry(name).or_default() += values[0] as u64;
+            *functions.entry(name).or_default() += values[0];
         }
         functions
     }
@@ -229,10 +225,10 @@ mod tests {
         let profile = HostProfile::of(&records(), symbols).unwrap();
         assert_eq!((profile.lost, &profile.counts[..]), (3, &[1500, 21][..]));
         // The kernel begins at 0x800: its vectors are at 0x1000.
-        assert_eq!(
-            profile.folded_text(),
-            "pid 0;[kernel] 1\npid 7;[kernel];schedule 2\npid 7;foo 1\n"
-        );
+        let cycles = "pid 0;[kernel] 1\npid 7;[kernel];schedule 2\npid 7;foo 1\n";
+        let texts = [("cycles", cycles), ("r3", "pid 8;[user] 1\n")]
+            .map(|(event, text)| (event, text.to_owned()));
+        assert_eq!(profile.folded_texts().collect::<Vec<_>>(), texts);
         assert_eq!(
             profile.summary(),
             "host's profile: 4 samples (3 lost) in 1500 cycles, 21 r3: schedule 50.0 %, [kernel] 25.0 %, foo 25.0 %"

@@ -5,7 +5,6 @@ pub mod host_profile;
 pub mod markdown;
 mod number;
 pub mod page;
-mod pprof;
 pub mod profile;
 pub mod result;
 mod saved;

@@ -42,12 +42,12 @@ impl Kept {
         let (Some(folder), Some(profile)) = (&self.0, profile) else {
             return Ok(());
         };
-        for (name, contents) in [
-            ("host-profile.folded", profile.folded_text().into_bytes()),
-            ("host-profile.pb", profile.pprof()),
-        ] {
-            let path = folder.join(name);
-            fs::write(&path, contents).map_err(Error::file("write", &path))?;
+        for (index, (event, text)) in profile.folded_texts().enumerate() {
+            let path = folder.join(match index {
+                0 => "host-profile.folded".to_owned(),
+                _ => format!("host-profile-{event}.folded"),
+            });
+            fs::write(&path, text).map_err(Error::file("write", &path))?;
         }
         Ok(())
     }
