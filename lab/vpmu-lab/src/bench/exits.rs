@@ -243,13 +243,8 @@ mod tests {
 
     #[test]
     fn shares_are_of_each_run_s_own_interrupts() {
-        let row = Row {
-            figure: "msr:read:0x38e".to_owned(),
-            mode: "paused",
-            measured: Some(20.0),
-            published: Some(14_558.0),
-            unit: "exits",
-        };
+        let row = Row::new("msr:read:0x38e", "paused", Some(20.0), "exits");
+        let row = row.beside(Some(14_558.0));
         let of = |pmis| shares(std::slice::from_ref(&row), pmis).remove(0);
         assert_eq!(of(Some(10)).measured, Some(2.0));
         assert_eq!(of(Some(10)).published, Some(2.0));

@@ -191,7 +191,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     };
     let rows = context.measure(&request, &designs, &parts(), ("", ""), mode)?;
     let published = |row: Row| {
-        let is_known = (row.figure.as_str(), row.mode) == ("exits_per_pmi", "trapped");
+        let is_known = (&*row.figure, &*row.mode) == ("exits_per_pmi", "trapped");
         row.beside(is_known.then_some(PUBLISHED))
     };
     Ok(rows.into_iter().map(published).collect())

@@ -100,7 +100,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             rows.extend(runs.iter().map(|row| figure.row(&row.run)));
             rows.extend(kept.iter().map(|(mode, run)| {
                 let measured = run.as_ref().and_then(figure.of);
-                Row::new(figure.name, mode, measured, figure.unit)
+                Row::new(figure.name, *mode, measured, figure.unit)
             }));
         }
     }
@@ -178,10 +178,7 @@ mod tests {
             .iter()
             .map(|figure| figure.row(&run))
             .collect();
-        assert_eq!(
-            (rows[0].figure.as_str(), rows[0].mode),
-            ("perf_run_s", "kvm")
-        );
+        assert_eq!((&*rows[0].figure, &*rows[0].mode), ("perf_run_s", "kvm"));
         assert_eq!(
             (rows[0].measured, rows[0].published),
             (Some(2.5), Some(4.143))

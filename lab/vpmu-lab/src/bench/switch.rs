@@ -71,7 +71,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let span = monitor.measured.as_ref().filter(|_| isolates);
             rows.extend(FIGURES.iter().map(|(figure, unit, of)| {
                 let measured = span.and_then(of).map(hundredths);
-                Row::new(format!("{figure}{suffix}"), mode, measured, unit)
+                Row::new(format!("{figure}{suffix}"), mode, measured, *unit)
             }));
         }
     }

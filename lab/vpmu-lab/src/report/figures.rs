@@ -2,41 +2,41 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::host::files::write_whole;
 use crate::spec::design::Backing;
 
 /// One line of a bench's result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The measured quantity.
     pub figure: String,
     /// The design or policy.
-    pub mode: &'static str,
+    pub mode: String,
     /// The result; `None` where it cannot be known.
     pub measured: Option<f64>,
     /// The published result; `None` where there is none.
     pub published: Option<f64>,
     /// The unit of both results.
-    pub unit: &'static str,
+    pub unit: String,
 }
 
 impl Row {
     /// Makes a line of what nobody has published.
     pub fn new(
         figure: impl Into<String>,
-        mode: &'static str,
+        mode: impl Into<String>,
         measured: Option<f64>,
-        unit: &'static str,
+        unit: impl Into<String>,
     ) -> Self {
         Self {
             figure: figure.into(),
-            mode,
+            mode: mode.into(),
             measured,
             published: None,
-            unit,
+            unit: unit.into(),
         }
     }
 
@@ -48,28 +48,30 @@ impl Row {
 }
 
 /// The file that `--json` writes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    schema: u32,
-    bench: &'static str,
+    #[serde(default)]
+    pub(super) schema: u32,
+    #[serde(default)]
+    pub(super) bench: String,
     /// The version of the QEMU that ran the guests, and whose it is; `None` where no QEMU did.
-    qemu: Option<String>,
+    pub(super) qemu: Option<String>,
     /// What counted for this project's x86 guests; `None` where that is nothing, or not the same for all.
-    backing: Option<Backing>,
-    rows: Vec<Row>,
+    pub(super) backing: Option<Backing>,
+    pub(super) rows: Vec<Row>,
 }
 
 impl Report {
     /// Makes the file of the bench called `bench`, whose guests this QEMU ran.
     pub fn new(
-        bench: &'static str,
+        bench: &str,
         qemu: Option<String>,
         backing: Option<Backing>,
         rows: Vec<Row>,
     ) -> Self {
         Self {
             schema: 1,
-            bench,
+            bench: bench.to_owned(),
             qemu,
             backing,
             rows,
@@ -79,6 +81,13 @@ impl Report {
     /// Returns one line for each figure and design.
     pub fn rows(&self) -> &[Row] {
         &self.rows
+    }
+
+    /// Returns the row of `figure` under `mode`.
+    pub(super) fn find(&self, figure: &str, mode: &str) -> Option<&Row> {
+        self.rows
+            .iter()
+            .find(|row| row.figure == figure && row.mode == mode)
     }
 
     /// Returns the QEMU that ran the guests.
@@ -114,13 +123,7 @@ mod tests {
 
     #[test]
     fn the_file_of_a_bench() {
-        let row = Row {
-            figure: "host_share".to_owned(),
-            mode: "partitioned",
-            measured: Some(0.005_84),
-            published: None,
-            unit: "share",
-        };
+        let row = Row::new("host_share", "partitioned", Some(0.005_84), "share");
         let qemu = Some("10.0.2 (Debian)".to_owned());
         let json = Report::new("partition", qemu, None, vec![row]).json();
         insta::assert_snapshot!(String::from_utf8(json).unwrap());

@@ -3,8 +3,9 @@
 //! Pages in `docs/results` are made from the JSON beside them, by `tests/results.rs`, so a figure in a page cannot be
 //! older than the run. A page has what a bench is about; the details (`DETAILS`) are in the JSON and in the HTML page.
 
-use super::saved::{Bench, Table, tables};
+use super::figures::Report;
 use super::story::Page;
+use super::tables::{Table, tables};
 use crate::spec::design::Backing;
 use crate::{Error, Result};
 
@@ -38,13 +39,13 @@ pub fn markdown(bench: &str, page: &Page, json: &[u8], amd: Option<&[u8]>) -> Re
     Ok(text)
 }
 
-fn read(json: &[u8]) -> Result<Bench> {
+fn read(json: &[u8]) -> Result<Report> {
     serde_json::from_slice(json)
         .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))
 }
 
 /// Writes the groups under headings that begin with `level`.
-fn figures(page: &Page, bench: &Bench, level: &str) -> String {
+fn figures(page: &Page, bench: &Report, level: &str) -> String {
     let counted = |backing: Backing| format!("\nCounted by {}.\n", backing.counter());
     let mut text = bench.backing.map_or_else(String::new, counted);
     for group in page.groups {

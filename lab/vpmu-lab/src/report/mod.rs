@@ -7,7 +7,7 @@ mod number;
 pub mod page;
 pub mod profile;
 pub mod result;
-mod saved;
 mod stats;
 pub mod story;
 pub mod table;
+mod tables;

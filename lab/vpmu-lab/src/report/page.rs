@@ -13,9 +13,10 @@ use std::path::Path;
 use askama::Template;
 use serde::Deserialize;
 
+use super::figures::Report;
 use super::result::{Results, Run};
 use super::story::Page;
-use super::{saved, table};
+use super::{table, tables};
 use crate::{Error, Result};
 
 /// The schema of files that this vpmu reads.
@@ -37,7 +38,7 @@ pub struct Made {
 #[serde(untagged)]
 enum Saved {
     Runs(Results),
-    Bench(saved::Bench),
+    Bench(Report),
 }
 
 #[derive(Template)]
@@ -178,14 +179,14 @@ impl Html {
 }
 
 impl Figures {
-    fn of(table: &saved::Table<'_>) -> Self {
+    fn of(table: &tables::Table<'_>) -> Self {
         let head = [table.kind.unwrap_or("figure"), "unit"].map(str::to_owned);
         let measured = table.modes.iter().map(ToString::to_string);
         let published = table
             .published
             .iter()
             .map(|mode| format!("published: {mode}"));
-        let row = |line: &saved::Line<'_>| {
+        let row = |line: &tables::Line<'_>| {
             let unit = match line.unit {
                 // The numbers have the sign.
                 "percent" | "share" => "",

@@ -10,8 +10,9 @@
 //! | `{exits_per_pmi@kvm/partitioned}` | how often the second figure goes into the first |
 //! | `{exits_per_pmi@kvm/partitioned!}` | the same of the published figures |
 
+use super::figures::{Report, Row};
 use super::number::{factor, quantity};
-use super::saved::{Bench, Figure, Named};
+use super::tables::Named;
 
 /// A bench's page without its figures.
 #[derive(Debug)]
@@ -60,12 +61,12 @@ impl Page {
     }
 
     /// Returns the sentences that say what the figures mean; `None` for a sentence whose figures are not all known.
-    pub(super) fn sentences(&self, bench: &Bench) -> impl Iterator<Item = Option<String>> {
+    pub(super) fn sentences(&self, bench: &Report) -> impl Iterator<Item = Option<String>> {
         self.parts().1.lines().map(|sentence| fill(sentence, bench))
     }
 
     /// Returns the figures of one of the groups, in the file's order.
-    pub(super) fn rows<'a>(&self, group: &Group, bench: &'a Bench) -> Vec<Named<'a>> {
+    pub(super) fn rows<'a>(&self, group: &Group, bench: &'a Report) -> Vec<Named<'a>> {
         bench
             .rows
             .iter()
@@ -87,7 +88,7 @@ impl Page {
 }
 
 /// Fills in the figures of `sentence`; `None` when one is not known.
-fn fill(sentence: &str, bench: &Bench) -> Option<String> {
+fn fill(sentence: &str, bench: &Report) -> Option<String> {
     let mut text = String::new();
     let mut rest = sentence;
     while let Some((before, behind)) = rest.split_once('{') {
@@ -99,8 +100,8 @@ fn fill(sentence: &str, bench: &Bench) -> Option<String> {
     Some(text + rest)
 }
 
-fn value(key: &str, bench: &Bench) -> Option<String> {
-    let of: fn(&Figure) -> Option<f64> = match key.ends_with('!') {
+fn value(key: &str, bench: &Report) -> Option<String> {
+    let of: fn(&Row) -> Option<f64> = match key.ends_with('!') {
         true => |row| row.published,
         false => |row| row.measured,
     };
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn sentences_are_filled_or_left_out() {
-        let bench: Bench = serde_json::from_str(
+        let bench: Report = serde_json::from_str(
             r#"{"schema":1,"bench":"b","rows":[
             {"figure":"t:x","mode":"old","measured":1639.5,"published":4.0,"unit":"ns"},
             {"figure":"t:x","mode":"new","measured":998.0,"published":2.0,"unit":"ns"},

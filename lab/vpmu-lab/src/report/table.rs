@@ -117,10 +117,10 @@ pub fn bench(rows: &[figures::Row]) -> String {
     for row in rows {
         table.add_row([
             row.figure.clone(),
-            row.mode.to_owned(),
+            row.mode.clone(),
             optional(row.measured, |value| number(value, "")),
             optional(row.published, |value| number(value, "")),
-            row.unit.to_owned(),
+            row.unit.clone(),
         ]);
     }
     for column in table.column_iter_mut().skip(2).take(2) {
@@ -360,12 +360,8 @@ mod tests {
 
     #[test]
     fn a_bench_in_the_terminal() {
-        let row = |mode, measured, published| figures::Row {
-            figure: "handle_overflow_ns".to_owned(),
-            mode,
-            measured,
-            published,
-            unit: "ns",
+        let row = |mode, measured, published| {
+            figures::Row::new("handle_overflow_ns", mode, measured, "ns").beside(published)
         };
         assert_snapshot!(bench(&[
             row("recreate", Some(10_036.0), Some(85_282_765.0)),

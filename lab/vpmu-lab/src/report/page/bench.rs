@@ -1,8 +1,9 @@
 //! The section of a bench: what its figures mean, the drawings, and all figures in tables.
 
+use super::super::figures::{Report, Row};
 use super::super::number::{factor, number, quantity};
-use super::super::saved::{self, Figure, tables};
 use super::super::story::{self, Page};
+use super::super::tables::tables;
 use super::draw::{draw, percent};
 use super::{Claim, Figures, Group, Section, Side};
 
@@ -14,7 +15,7 @@ const UNKNOWN: Page = Page {
 };
 
 /// Makes the section of the bench in `file`, whose page is `known`.
-pub(super) fn section(file: &str, bench: &saved::Bench, known: Option<&'static Page>) -> Section {
+pub(super) fn section(file: &str, bench: &Report, known: Option<&'static Page>) -> Section {
     let page = known.unwrap_or(&UNKNOWN);
     let id = file.trim_end_matches(".json").to_owned();
     // Only other vendors' results are saved beside a bench's own.
@@ -61,7 +62,7 @@ pub(super) fn section(file: &str, bench: &saved::Bench, known: Option<&'static P
     }
 }
 
-fn claim(id: &str, variant: &str, page: &Page, bench: &saved::Bench) -> Option<Claim> {
+fn claim(id: &str, variant: &str, page: &Page, bench: &Report) -> Option<Claim> {
     let (label, key) = page.claim;
     let (figure, modes) = key.split_once('@')?;
     let (from, to) = match modes.split_once('/') {
@@ -69,7 +70,7 @@ fn claim(id: &str, variant: &str, page: &Page, bench: &saved::Bench) -> Option<C
         None => (None, modes),
     };
     let to = bench.find(figure, to)?;
-    let side = |of: fn(&Figure) -> Option<f64>| {
+    let side = |of: fn(&Row) -> Option<f64>| {
         let (from, value) = (from.and_then(of), of(to)?);
         Some(Side {
             from: from.map(|from| number(from, &to.unit)),

@@ -5,8 +5,9 @@
 
 use askama::Template;
 
+use super::super::figures::Row as Figure;
 use super::super::number::quantity;
-use super::super::saved::{Figure, Named, unique};
+use super::super::tables::{Named, unique};
 use super::render;
 
 /// The beginnings of figures whose kinds behind the colon add up.

@@ -1,36 +1,10 @@
-//! The figures that `--json` of a bench wrote, read again.
+//! The figures of a bench as tables.
 
-use serde::Deserialize;
-
+use super::figures::Row;
 use super::number::number;
-use crate::spec::design::Backing;
-
-/// A file that `vpmu bench --json` wrote.
-#[derive(Debug, Deserialize)]
-pub(super) struct Bench {
-    #[serde(default)]
-    pub(super) schema: u32,
-    #[serde(default)]
-    pub(super) bench: String,
-    /// The QEMU that ran the guests, where the file names it.
-    pub(super) qemu: Option<String>,
-    /// What counted for this project's x86 guests, where the file says so.
-    pub(super) backing: Option<Backing>,
-    pub(super) rows: Vec<Figure>,
-}
-
-/// One measured quantity under one design.
-#[derive(Debug, Deserialize)]
-pub(super) struct Figure {
-    pub(super) figure: String,
-    pub(super) mode: String,
-    pub(super) measured: Option<f64>,
-    pub(super) published: Option<f64>,
-    pub(super) unit: String,
-}
 
 /// A figure with its name in its group: without the group's suffix.
-pub(super) type Named<'a> = (&'a str, &'a Figure);
+pub(super) type Named<'a> = (&'a str, &'a Row);
 
 /// A table of figures of one kind: a line for each figure, a column for each mode.
 pub(super) struct Table<'a> {
@@ -49,15 +23,6 @@ pub(super) struct Line<'a> {
     pub(super) unit: &'a str,
     /// `-` where the figure could not be known, empty where there is none.
     pub(super) cells: Vec<String>,
-}
-
-impl Bench {
-    /// Returns the row of `figure` under `mode`.
-    pub(super) fn find(&self, figure: &str, mode: &str) -> Option<&Figure> {
-        self.rows
-            .iter()
-            .find(|row| row.figure == figure && row.mode == mode)
-    }
 }
 
 /// Returns a table of the plain figures, then a table for each kind.
@@ -128,7 +93,7 @@ impl<'a> Table<'a> {
     }
 }
 
-fn cell(row: Option<&Figure>, value: impl Fn(&Figure) -> Option<f64>, unknown: &str) -> String {
+fn cell(row: Option<&Row>, value: impl Fn(&Row) -> Option<f64>, unknown: &str) -> String {
     row.map_or(String::new(), |row| {
         value(row).map_or(unknown.to_owned(), |value| number(value, &row.unit))
     })
