@@ -194,7 +194,9 @@ fn boot(context: &Context<'_>, module: &Modules, cell: Cell) -> Result<Measured>
     request.machine.vcpus = 2;
     request.machine.memory = 512;
     let design = Design::from(Pmu::Emulated);
+    let task = context.progress.task(&cell.to_string());
     let rows = context.compare_as(request, &cell.to_string(), &[design], &script(cell))?;
+    task.done();
     measured(cell, &rows[0].run, &rows[0].output).ok_or_else(|| rows[0].failed())
 }
 
