@@ -48,6 +48,7 @@ fn figure(run: &Value, name: &str) -> f64 {
 
 /// QEMU under `vpmu exec` takes the same exits for the PMU, and hardly longer.
 #[test]
+#[ignore = "long: script/test --long"]
 fn a_sample_costs_as_much_as_under_a_vmm_that_embeds_the_pmu() {
     let _turn = turn(2);
     let Some([ours, qemu]) = beside_our_vmm("exec") else {

@@ -84,6 +84,7 @@ fn overflows_with_real_events_here_and_in_a_guest() {
 }
 
 #[test]
+#[ignore = "long: script/test --long"]
 fn stock_kvm_has_no_pmu_and_says_so() {
     let _turn = turn(1);
     let folder = tempfile::tempdir().unwrap();
