@@ -94,7 +94,7 @@ fn kvmtool_runs_a_command_and_has_a_pmu_under_exec() {
     let _turn = turn(1);
     let Some(lkvm) = std::env::var_os("VPMU_LKVM") else {
         eprintln!(
-            "skipped: VPMU_LKVM names no program (docs/embed/vmm.md says how to build kvmtool)"
+            "skipped: VPMU_LKVM names no program (docs/embed/vmm.md names kvmtool's commit)"
         );
         return;
     };
