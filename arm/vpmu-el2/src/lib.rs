@@ -38,3 +38,6 @@ pub use inject::inject;
 pub use probe::probe;
 #[cfg(all(target_arch = "aarch64", target_os = "none"))]
 pub use registers::PhysicalPmu;
+#[cfg(all(target_arch = "aarch64", target_os = "none"))]
+#[doc(hidden)]
+pub use sysreg::isb;

@@ -3,6 +3,8 @@
 //! UNSAFETY: MRS and MSR have no safe form. Reads here change no memory; a write needs an `unsafe` block.
 
 /// Reads a system register.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! read_sysreg {
     ($name:expr) => {{
         let value: u64;
@@ -15,6 +17,8 @@ macro_rules! read_sysreg {
 }
 
 /// Writes a system register; needs an `unsafe` block.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! write_sysreg {
     ($name:expr, $value:expr) => {
         core::arch::asm!(concat!("msr ", $name, ", {}"), in(reg) u64::from($value), options(nostack))
@@ -42,9 +46,9 @@ macro_rules! el1 {
 }
 
 /// Waits until earlier system-register writes have taken effect.
-pub(crate) fn isb() {
+pub fn isb() {
     // SAFETY: a barrier only orders.
     unsafe { core::arch::asm!("isb", options(nostack)) }
 }
 
-pub(crate) use {el1, read_sysreg, write_sysreg};
+pub(crate) use {crate::read_sysreg, crate::write_sysreg, el1};

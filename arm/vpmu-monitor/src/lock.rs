@@ -34,10 +34,7 @@
 //! drop(held);
 //! ```
 
-use core::{
-    marker::PhantomData,
-    ops::{Deref, DerefMut},
-};
+use core::marker::PhantomData;
 
 use spin::{Mutex, MutexGuard};
 
@@ -46,7 +43,8 @@ use spin::{Mutex, MutexGuard};
 pub struct Unlocked(PhantomData<*const ()>);
 
 impl Unlocked {
-    /// Of a CPU that has just come to EL2, by an exception or because it starts. Made once each time.
+    /// Returns the proof for a CPU that has just come to EL2, by an exception or because it starts. The caller makes one for each
+    /// such entry.
     pub const fn at_exception() -> Self {
         Self(PhantomData)
     }
@@ -57,14 +55,14 @@ impl Unlocked {
 pub struct Own<T>(Mutex<T>);
 
 impl<T> Own<T> {
-    /// With this value.
+    /// Makes a lock that holds `value`.
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
 
     /// The value, on its CPU, until the guard is dropped.
-    pub fn lock<'a>(&'a self, _: &'a mut Unlocked) -> Held<'a, T> {
-        Held(self.0.lock())
+    pub fn lock<'a>(&'a self, _: &'a mut Unlocked) -> MutexGuard<'a, T> {
+        self.0.lock()
     }
 
     /// This value and another of the same CPU.
@@ -72,33 +70,15 @@ impl<T> Own<T> {
         &'a self,
         other: &'a Own<U>,
         _: &'a mut Unlocked,
-    ) -> (Held<'a, T>, Held<'a, U>) {
+    ) -> (MutexGuard<'a, T>, MutexGuard<'a, U>) {
         // In this order everywhere: a CPU has its pair of guests before its own state.
-        (Held(self.0.lock()), Held(other.0.lock()))
+        (self.0.lock(), other.0.lock())
     }
 
     /// The value, from any CPU; `None` while its own CPU uses it.
-    pub fn peek(&self) -> Option<Held<'_, T>> {
+    pub fn peek(&self) -> Option<MutexGuard<'_, T>> {
         // Whoever reports figures must not wait for a CPU that never comes back.
-        self.0.try_lock().map(Held)
-    }
-}
-
-/// An [`Own`] value in use.
-#[derive(Debug)]
-pub struct Held<'a, T>(MutexGuard<'a, T>);
-
-impl<T> Deref for Held<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
-impl<T> DerefMut for Held<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.0
+        self.0.try_lock()
     }
 }
 
@@ -107,7 +87,7 @@ impl<T> DerefMut for Held<'_, T> {
 pub struct Shared<T>(Mutex<T>);
 
 impl<T> Shared<T> {
-    /// With this value.
+    /// Makes a lock that holds `value`.
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }

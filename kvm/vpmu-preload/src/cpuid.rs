@@ -3,40 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use kvm_bindings::{kvm_cpuid_entry2, kvm_cpuid2};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_cpuid2};
 use vpmu_kvm::{CpuidEntry, Offer};
 
 use crate::{next, requests};
-
-/// KVM keeps no more entries for a vCPU, and supports fewer.
-const MOST: usize = 256;
-
-/// `kvm_cpuid2` with room for its entries.
-#[repr(C)]
-struct Cpuid {
-    count: u32,
-    padding: u32,
-    entries: [kvm_cpuid_entry2; MOST],
-}
-
-impl Cpuid {
-    fn of(leaves: &[kvm_cpuid_entry2]) -> Option<Box<Self>> {
-        let mut cpuid = Box::new(Self {
-            count: leaves.len().try_into().ok()?,
-            padding: 0,
-            entries: [kvm_cpuid_entry2::default(); MOST],
-        });
-        cpuid
-            .entries
-            .get_mut(..leaves.len())?
-            .copy_from_slice(leaves);
-        Some(cpuid)
-    }
-
-    fn pointer(&mut self) -> *mut c_void {
-        ptr::from_mut(self).cast()
-    }
-}
 
 /// Returns `entries` as those of a processor with the PMU.
 fn with_pmu(
@@ -55,14 +25,15 @@ fn with_pmu(
 ///
 /// `argument` is that request's: as much room as it says.
 pub(crate) unsafe fn supported(offer: &Offer, fd: c_int, argument: *mut c_void) -> c_int {
-    let Some(mut all) = Cpuid::of(&[kvm_cpuid_entry2::default(); MOST]) else {
+    let Ok(mut all) = CpuId::new(KVM_MAX_CPUID_ENTRIES) else {
         return next::fail(libc::E2BIG);
     };
-    let answer = next::ioctl(fd, requests::GET_SUPPORTED_CPUID, all.pointer());
+    let place = all.as_mut_fam_struct_ptr().cast();
+    let answer = next::ioctl(fd, requests::GET_SUPPORTED_CPUID, place);
     if answer < 0 {
         return answer;
     }
-    let found = all.entries.iter().take(all.count as usize).copied();
+    let found = all.as_slice().iter().copied();
     // No guest sees these rates: there is no vCPU yet whose TSC has one.
     let leaves = with_pmu(offer, found, 0);
     let head: *mut kvm_cpuid2 = argument.cast();
@@ -89,7 +60,7 @@ pub(crate) unsafe fn set(offer: &Offer, vcpu: c_int, argument: *mut c_void) -> c
     let head: *const kvm_cpuid2 = argument.cast();
     // SAFETY: the caller's promise.
     let count = unsafe { (*head).nent } as usize;
-    if count > MOST {
+    if count > KVM_MAX_CPUID_ENTRIES {
         return next::fail(libc::E2BIG);
     }
     // SAFETY: the caller's promise.
@@ -97,10 +68,11 @@ pub(crate) unsafe fn set(offer: &Offer, vcpu: c_int, argument: *mut c_void) -> c
     let tsc_khz = next::ioctl(vcpu, requests::GET_TSC_KHZ, ptr::null_mut());
     let tsc_khz = u32::try_from(tsc_khz).unwrap_or(0);
     let leaves = with_pmu(offer, (0..count).map(entry), tsc_khz);
-    match Cpuid::of(&leaves) {
-        Some(mut cpuid) => next::ioctl(vcpu, requests::SET_CPUID2, cpuid.pointer()),
-        None => next::fail(libc::E2BIG),
+    match CpuId::from_entries(&leaves) {
+        Ok(mut all) => {
+            let place = all.as_mut_fam_struct_ptr().cast();
+            next::ioctl(vcpu, requests::SET_CPUID2, place)
+        }
+        Err(_) => next::fail(libc::E2BIG),
     }
 }
-
-const _: () = assert!(size_of::<kvm_cpuid2>() == std::mem::offset_of!(Cpuid, entries));

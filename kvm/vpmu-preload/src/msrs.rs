@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use kvm_bindings::{kvm_msr_entry, kvm_msrs};
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_msrs};
 use vpmu_kvm::{Offer, Outcome, Vcpu};
 
 use crate::{next, requests};
@@ -23,19 +23,15 @@ unsafe fn entries<'a>(argument: *mut c_void) -> &'a mut [kvm_msr_entry] {
 
 /// Hands `entries` to KVM. Returns its answer: how many it has taken, from the first on.
 fn of_kvm(vcpu: c_int, request: std::ffi::c_ulong, entries: &mut [kvm_msr_entry]) -> c_int {
-    const HEAD: usize = size_of::<kvm_msrs>() / size_of::<u64>();
-    const ENTRY: usize = size_of::<kvm_msr_entry>() / size_of::<u64>();
     if entries.is_empty() {
         return 0;
     }
-    let mut words = vec![0_u64; HEAD + ENTRY * entries.len()];
-    words[0] = entries.len() as u64;
-    let place: *mut kvm_msr_entry = words[HEAD..].as_mut_ptr().cast();
-    // SAFETY: so many entries have room there, aligned as words are; both are integers.
-    unsafe { place.copy_from_nonoverlapping(entries.as_ptr(), entries.len()) };
-    let answer = next::ioctl(vcpu, request, words.as_mut_ptr().cast());
-    // SAFETY: as above.
-    unsafe { place.copy_to_nonoverlapping(entries.as_mut_ptr(), entries.len()) };
+    // KVM takes no more, either.
+    let Ok(mut all) = Msrs::from_entries(entries) else {
+        return next::fail(libc::E2BIG);
+    };
+    let answer = next::ioctl(vcpu, request, all.as_mut_fam_struct_ptr().cast());
+    entries.copy_from_slice(all.as_slice());
     answer
 }
 

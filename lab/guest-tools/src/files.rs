@@ -1,4 +1,4 @@
-//! Files as the KVM host's process 1 uses them: read whole, by lines, or appended.
+//! Files: read whole, by lines, or appended.
 
 use alloc::ffi::CString;
 use alloc::string::String;
@@ -29,14 +29,23 @@ pub fn exists(path: &str) -> bool {
 ///
 /// The system calls'.
 pub fn read(path: &str) -> Result<String, Errno> {
+    bytes(path).map(|text| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Reads all of a file.
+///
+/// # Errors
+///
+/// The system calls'.
+pub fn bytes(path: &str) -> Result<Vec<u8>, Errno> {
     let file = open(path, flags::READ)?;
-    let mut text = Vec::new();
+    let mut all = Vec::new();
     let result = each_piece(file, |piece| {
-        text.extend_from_slice(piece);
+        all.extend_from_slice(piece);
         Ok(())
     });
     file.close();
-    result.map(|()| String::from_utf8_lossy(&text).into_owned())
+    result.map(|()| all)
 }
 
 /// Opens `path` with `flags` and writes `text` in one piece, as the kernel's

@@ -206,22 +206,6 @@ pub fn open(path: &CStr, flags: usize) -> Result<Fd, Errno> {
     .map(Fd)
 }
 
-/// Reads the whole file into `buffer` and returns the part filled; `None` when
-/// the file is absent or does not fit.
-pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    let file = open(path, flags::READ).ok()?;
-    let mut filled = 0;
-    let complete = loop {
-        match file.read(&mut buffer[filled..]) {
-            Ok(0) => break filled < buffer.len(),
-            Ok(count) => filled += count,
-            Err(_) => break false,
-        }
-    };
-    file.close();
-    complete.then(|| &buffer[..filled])
-}
-
 /// Opens a perf event that counts the hardware event `config` for this process, in user space and in the kernel.
 ///
 /// # Errors

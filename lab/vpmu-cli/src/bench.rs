@@ -1,8 +1,9 @@
 //! `vpmu bench`.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::Args;
 use vpmu_lab::bench::BENCHES;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::{check_writable, write_whole};
@@ -15,23 +16,40 @@ use vpmu_lab::spec::design::{Backing, Model};
 use vpmu_lab::{Error, Result};
 
 use crate::print::print;
+use crate::values::choice;
 
-pub(crate) fn bench(
-    name: Option<&str>,
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// Which one
+    name: Option<String>,
+    /// Whose PMU the guests have (exits, lbr, rings, sampling, paused)
+    ///
+    /// The default is intel, which is what was published.
+    #[arg(long, value_name = "NAME", value_parser = choice::<Model>())]
     model: Option<Model>,
-    json: Option<&Path>,
-    markdown: Option<&Path>,
-    keep: Option<&Path>,
-    qemu: Option<&Path>,
-    cancel: &Cancel,
-) -> Result<ExitCode> {
-    let Some(name) = name else {
-        if model.is_some()
-            || json.is_some()
-            || markdown.is_some()
-            || keep.is_some()
-            || qemu.is_some()
-        {
+    /// Write the figures to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page of the figures to a file, as those in docs/results
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Keep console logs, QEMU command lines and records in a folder
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Run guests on the QEMU in this folder, such as the one that script/qemu builds
+    #[arg(long, value_name = "DIR")]
+    qemu: Option<PathBuf>,
+}
+
+pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
+    let Some(name) = &options.name else {
+        let files = [
+            &options.json,
+            &options.markdown,
+            &options.keep,
+            &options.qemu,
+        ];
+        if options.model.is_some() || files.into_iter().any(Option::is_some) {
             return Err(Error::Usage(
                 "--model, --json, --markdown, --keep and --qemu are about a bench: give its name"
                     .to_owned(),
@@ -45,22 +63,23 @@ pub(crate) fn bench(
     };
     let bench = BENCHES
         .iter()
-        .find(|bench| bench.name == name)
+        .find(|bench| bench.name == *name)
         .ok_or_else(|| {
             Error::Usage(format!(
                 "no bench is called {name}; `vpmu bench` lists them"
             ))
         })?;
-    for path in json.into_iter().chain(markdown) {
+    for path in options.json.iter().chain(&options.markdown) {
         check_writable(path)?;
     }
     let cache = Cache::open()?;
-    let qemu = Qemu::chosen(qemu);
-    let report = bench.run(model, qemu, keep, &cache, cancel, &Progress::stderr())?;
-    if let Some(path) = json {
+    let qemu = Qemu::chosen(options.qemu.as_deref());
+    let (keep, progress) = (options.keep.as_deref(), Progress::stderr());
+    let report = bench.run(options.model, qemu, keep, &cache, cancel, &progress)?;
+    if let Some(path) = &options.json {
         report.write(path)?;
     }
-    if let Some(path) = markdown {
+    if let Some(path) = &options.markdown {
         let page = page_of(bench.name, &bench.page, &report.json(), None)?;
         write_whole(path, page.as_bytes())?;
     }

@@ -67,22 +67,7 @@ fn main() -> ExitCode {
         Verb::Manual { folder } => manual::manual(folder),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),
-        Verb::Bench {
-            name,
-            model,
-            json,
-            markdown,
-            keep,
-            qemu,
-        } => bench::bench(
-            name.as_deref(),
-            *model,
-            json.as_deref(),
-            markdown.as_deref(),
-            keep.as_deref(),
-            qemu.as_deref(),
-            &cancel,
-        ),
+        Verb::Bench(options) => bench::bench(options, &cancel),
     };
     result.unwrap_or_else(|error| {
         if is_closed_output(&error) {

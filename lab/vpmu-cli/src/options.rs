@@ -11,10 +11,11 @@ use vpmu_lab::report::page;
 use vpmu_lab::report::result::{Results, Run};
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
-use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
+use vpmu_lab::spec::design::{Design, Pmu, Policy};
 use vpmu_lab::spec::disk::Disk;
 use vpmu_lab::spec::{Machine, Request};
 
+use crate::bench::Bench;
 use crate::exec;
 use crate::monitor::Monitor;
 use crate::offer::Offer;
@@ -155,27 +156,7 @@ pub(crate) enum Verb {
     /// Repeat a published experiment: measured beside published
     ///
     /// Without a name: list them.
-    Bench {
-        /// Which one
-        name: Option<String>,
-        /// Whose PMU the guests have (exits, lbr, rings, sampling, paused)
-        ///
-        /// The default is intel, which is what was published.
-        #[arg(long, value_name = "NAME", value_parser = choice::<Model>())]
-        model: Option<Model>,
-        /// Write the figures to a file
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Write a page of the figures to a file, as those in docs/results
-        #[arg(long, value_name = "FILE")]
-        markdown: Option<PathBuf>,
-        /// Keep console logs, QEMU command lines and records in a folder
-        #[arg(long, value_name = "DIR")]
-        keep: Option<PathBuf>,
-        /// Run guests on the QEMU in this folder, such as the one that script/qemu builds
-        #[arg(long, value_name = "DIR")]
-        qemu: Option<PathBuf>,
-    },
+    Bench(Bench),
     /// Run an unchanged QEMU or kvmtool whose guests have a PMU (x86-64)
     ///
     /// Without a change of the program, and without one of the guest.

@@ -1,13 +1,12 @@
 //! `vpmu rewrite-kernel`: a distribution's kernel without RDPMC.
 
 use std::fmt::Write as _;
-use std::fs::{self, Permissions};
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
 use vpmu_kernel::{Kernel, Search};
+use vpmu_lab::host::files::write_whole;
 use vpmu_lab::{Error, Result};
 
 use crate::print::print;
@@ -22,7 +21,7 @@ pub(crate) fn rewrite_kernel(input: &Path, output: &Path, bzimage: bool) -> Resu
     match rewritten(image, bzimage) {
         Ok((kernel, search, bytes)) => {
             let bytes = bytes.as_deref().unwrap_or(kernel.elf());
-            write(output, bytes).map_err(Error::file("write", output))?;
+            write(output, bytes)?;
             print(&report(output, bytes.len(), &kernel, &search))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -54,24 +53,15 @@ fn refused(input: &Path, error: &vpmu_kernel::Error) -> ExitCode {
 }
 
 /// Replaces a file, or the file that a link names, whole or not at all.
-fn write(path: &Path, elf: &[u8]) -> std::io::Result<()> {
+fn write(path: &Path, kernel: &[u8]) -> Result<()> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
-        return Err(std::io::Error::other(
+        return Err(Error::format(
+            path,
             "is there already, and is no regular file",
         ));
     }
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::Builder::new()
-        .permissions(Permissions::from_mode(0o644))
-        .tempfile_in(folder)?;
-    file.write_all(elf)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
+    write_whole(&path, kernel)
 }
 
 fn report(output: &Path, bytes: usize, kernel: &Kernel, search: &Search) -> String {

@@ -5,38 +5,13 @@
 
 use vpmu_monitor::lock::Unlocked;
 
-/// Reads a system register.
-macro_rules! read_sysreg {
-    ($name:expr) => {{
-        let value: u64;
-        // SAFETY: reading a system register that exists at EL2 changes no memory.
-        unsafe {
-            core::arch::asm!(concat!("mrs {}, ", $name), out(reg) value, options(nostack));
-        }
-        value
-    }};
-}
-
-/// Writes a system register; needs an `unsafe` block.
-macro_rules! write_sysreg {
-    ($name:expr, $value:expr) => {
-        core::arch::asm!(concat!("msr ", $name, ", {}"), in(reg) u64::from($value), options(nostack))
-    };
-}
-
-/// Waits until earlier system-register writes have taken effect.
-pub(crate) fn isb() {
-    // SAFETY: a barrier only orders.
-    unsafe { core::arch::asm!("isb", options(nostack)) }
-}
-
 /// Waits until a physical interrupt is pending, which wakes the CPU even though EL2 masks interrupts.
 pub(crate) fn wait_for_interrupt(_: &mut Unlocked) {
     // SAFETY: waits.
     unsafe { core::arch::asm!("wfi", options(nostack)) }
 }
 
-pub(crate) use {read_sysreg, write_sysreg};
+pub(crate) use vpmu_el2::{isb, read_sysreg, write_sysreg};
 
 /// `CNTPCT_EL0`: the system counter.
 pub(crate) fn now() -> u64 {

@@ -27,13 +27,12 @@ fn main() {
 
 #[cfg(target_os = "none")]
 mod meter {
-    use core::ffi::CStr;
-
     use vpmu_guest_tools::doorbell::Doorbell;
+    use vpmu_guest_tools::files;
     use vpmu_guest_tools::interrupts::Interrupts;
     use vpmu_guest_tools::options::Meter;
     use vpmu_guest_tools::report::{End, Report};
-    use vpmu_guest_tools::search::{DEFAULT_PATH, PATH_MAX, directories, join};
+    use vpmu_guest_tools::search::{DEFAULT_PATH, candidates};
     use vpmu_guest_tools::start::Process;
     use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
     use vpmu_measure::Record;
@@ -133,22 +132,12 @@ mod meter {
 
     /// Becomes the command. Returns the exit status when that fails.
     fn execute(process: Process, first: usize) -> i32 {
-        let command = process
-            .arguments()
-            .nth(first)
-            .map_or(&b""[..], CStr::to_bytes);
+        let command = process.arguments().nth(first).unwrap_or_default();
         let path = process.variable(b"PATH").unwrap_or(DEFAULT_PATH);
-        let mut buffer = [0; PATH_MAX];
         let mut reason = Errno::ENOENT;
-        for directory in directories(command, path) {
-            let Some(candidate) = join(&mut buffer, directory, command) else {
-                continue;
-            };
-            match sys::execute(
-                candidate,
-                process.arguments_from(first),
-                process.environment(),
-            ) {
+        for candidate in candidates(command, path) {
+            let arguments = process.arguments_from(first);
+            match sys::execute(&candidate, arguments, process.environment()) {
                 Errno::ENOENT | Errno::ENOTDIR => {}
                 // This follows execvp: another directory may have a command
                 // that can be run.
@@ -161,7 +150,7 @@ mod meter {
         }
         Fd::STDERR.say(format_args!(
             "meter: failed to run {}: {reason}",
-            str::from_utf8(command).unwrap_or("the command")
+            command.to_str().unwrap_or("the command")
         ));
         if reason == Errno::ENOENT {
             NOT_FOUND
@@ -171,10 +160,8 @@ mod meter {
     }
 
     fn interrupts() -> Option<Interrupts> {
-        // A source and CPU group takes some 100 bytes, so this is ample for a
-        // small guest.
-        let mut buffer = [0; 128 * 1024];
-        sys::read_file(c"/proc/interrupts", &mut buffer).map(Interrupts::parse)
+        let text = files::bytes("/proc/interrupts").ok()?;
+        Some(Interrupts::parse(&text))
     }
 
     /// Prints `mark`, then waits for a line. Returns false when the input

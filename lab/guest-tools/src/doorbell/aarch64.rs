@@ -8,13 +8,14 @@
 use core::fmt;
 
 use crate::arch::{device_read, device_write};
+use crate::files;
 use crate::sys::{self, Errno, flags};
 
 /// The device tree as the kernel has got it. A kernel that reads ACPI shows it nowhere else.
-const TREE: &core::ffi::CStr = c"/sys/firmware/fdt";
+const TREE: &str = "/sys/firmware/fdt";
 /// The address, big-endian with 64 bits.
 const NAME: &[u8] = b"vpmu,doorbell\0";
-const ADDRESS: &core::ffi::CStr = c"/proc/device-tree/chosen/vpmu,doorbell";
+const ADDRESS: &str = "/proc/device-tree/chosen/vpmu,doorbell";
 const LENGTH: usize = 0x1000;
 /// The value that the register reads as when a monitor is below: "VPMV".
 const MAGIC: u32 = 0x564d_5056;
@@ -43,9 +44,6 @@ impl fmt::Display for NoDoorbell {
     }
 }
 
-/// Bytes of a tree that has nothing but `/chosen`.
-const TREE_ROOM: usize = 8192;
-
 /// The doorbell's address in a device tree (Devicetree Specification 0.4, chapter 5).
 fn in_tree(tree: &[u8]) -> Option<u64> {
     const PROPERTY: u32 = 3;
@@ -66,11 +64,10 @@ impl Doorbell {
     ///
     /// [`NoDoorbell`] says what is missing.
     pub fn open() -> Result<Self, NoDoorbell> {
-        // The buffer has a byte more than the file, so that the end of the file shows.
-        let mut bytes = [0; 9];
-        let address = sys::read_file(ADDRESS, &mut bytes)
+        let read = |path| files::bytes(path).ok();
+        let address = read(ADDRESS)
             .and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)))
-            .or_else(|| in_tree(sys::read_file(TREE, &mut [0; TREE_ROOM])?))
+            .or_else(|| in_tree(&read(TREE)?))
             .ok_or(NoDoorbell::Absent)?;
         let register = sys::open(c"/dev/mem", flags::READ_WRITE_SYNC)
             .and_then(|memory| memory.map(address as usize, LENGTH))

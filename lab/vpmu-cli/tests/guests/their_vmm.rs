@@ -93,9 +93,7 @@ fn a_command_runs_on_a_vmm_that_the_lab_does_not_know() {
 fn kvmtool_runs_a_command_and_has_a_pmu_under_exec() {
     let _turn = turn(1);
     let Some(lkvm) = std::env::var_os("VPMU_LKVM") else {
-        eprintln!(
-            "skipped: VPMU_LKVM names no program (docs/embed/vmm.md names kvmtool's commit)"
-        );
+        eprintln!("skipped: VPMU_LKVM names no program (docs/embed/vmm.md names kvmtool's commit)");
         return;
     };
     let words = [

@@ -3,6 +3,7 @@
 use super::partition::isolates;
 use super::parts::{QUIET, SHARES, WEIGHTS, figure, first};
 use super::{Bench, Context, Row, mode};
+use crate::report::profile::own;
 use crate::report::result;
 use crate::report::story::{Group, Page};
 use crate::spec::Request;
@@ -102,11 +103,8 @@ fn instructions(row: &result::Row) -> Option<f64> {
 /// `None`: the host has no sample of the program.
 fn difference(row: &result::Row) -> Option<f64> {
     let profile = row.run.host_profile.as_ref()?;
-    let of = |function: &str| -> f64 {
-        let stacks = profile.folded.iter();
-        let own = stacks.filter(|(stack, _)| stack.rsplit(';').next() == Some(function));
-        own.map(|(_, &samples)| samples as f64).sum()
-    };
+    let own = own(profile);
+    let of = |function: &str| own.get(function).map_or(0.0, |&samples| samples as f64);
     let all: f64 = WEIGHTS.iter().map(|(function, _)| of(function)).sum();
     let differences = WEIGHTS.map(|(function, _)| {
         let guest = first(row, &format!("share:{function}")).unwrap_or(0.0);

@@ -2,7 +2,8 @@
 //! compared with the trapped design on the same kernel.
 
 use super::parts::{
-    CYCLES, Figure, Part, QUIET, figure, first, numbers, share_difference, timed, us_per_sample,
+    CYCLES, Figure, Part, QUIET, figure, first, handler_mean, share_difference, timed,
+    us_per_sample,
 };
 use super::{Bench, Context, Row};
 use crate::Result;
@@ -132,14 +133,9 @@ fn time() -> String {
 }
 
 fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
-    let handlers = numbers(&row.output, "handlers").unwrap_or_default();
-    let mean = match handlers[..] {
-        [count, sum] if count > 0.0 => Some(sum / count),
-        _ => None,
-    };
     Ok(vec![
         figure("guest_us_per_sample", us_per_sample(row)?, "us"),
-        figure("nmi_handler_ns", mean, "ns"),
+        figure("nmi_handler_ns", handler_mean(row)?, "ns"),
         figure(
             "largest_share_difference_points",
             Some(share_difference(row)),

@@ -98,6 +98,14 @@ pub(super) fn first(row: &result::Row, word: &str) -> Result<f64> {
     number.ok_or_else(|| row.failed())
 }
 
+/// Returns the mean time of the guest's NMI handlers in ns, by the line `handlers COUNT SUM`; `None` when none has run.
+pub(super) fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
+    match numbers(&row.output, "handlers").as_deref() {
+        Some(&[count, sum]) => Ok((count > 0.0).then(|| sum / count)),
+        _ => Err(row.failed()),
+    }
+}
+
 /// Returns the numbers in the line of a command's output that begins with `word`.
 pub(super) fn numbers(output: &[u8], word: &str) -> Option<Vec<f64>> {
     let text = String::from_utf8_lossy(output);

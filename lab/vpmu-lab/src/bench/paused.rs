@@ -4,10 +4,9 @@
 //! The guest's own tracepoint `nmi:nmi_handler` times its PMU handler, so the
 //! figure holds every exit that the handler causes.
 
-use super::parts::numbers;
+use super::parts::handler_mean;
 use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
-use crate::report::result;
 use crate::report::result::Run;
 use crate::report::story::{Group, Page};
 use crate::spec::arch::Arch;
@@ -138,15 +137,6 @@ fn times(before: f64, after: f64) -> f64 {
     hundredths(before / after)
 }
 
-/// Returns the mean time of the guest's tracepoint; `None` when the handler never ran.
-fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
-    let numbers = numbers(&row.output, "handlers");
-    let Some([count, sum]) = numbers.as_deref().and_then(pair) else {
-        return Err(row.failed());
-    };
-    Ok((count > 0.0).then(|| sum / count))
-}
-
 /// Returns the sum of all operations, and the number of each kind.
 fn host_operations(run: &Run, suffix: &str) -> Vec<Row> {
     let mode = mode(run.design());
@@ -159,10 +149,6 @@ fn host_operations(run: &Run, suffix: &str) -> Vec<Row> {
         rows.push(row(&format!("host_ops_per_pmi:{kind}"), each));
     }
     rows
-}
-
-fn pair(numbers: &[f64]) -> Option<[f64; 2]> {
-    numbers.try_into().ok()
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! samples there. The workload executes known numbers of instructions in each function, and an instruction
 //! takes a nanosecond on that machine. So both profiles have to show the same weights.
 
-use super::parts::{CYCLES, numbers, share_difference, timed, us_per_sample};
-use super::{Bench, Context, Row, emulated, mode};
+use super::parts::{CYCLES, first, share_difference, timed, us_per_sample};
+use super::{Bench, Context, Row, emulated, hundredths, mode};
 use crate::Result;
 use crate::report::result;
 use crate::report::story::{Group, Page};
@@ -87,7 +87,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     for (design, profile) in &guests {
         let published = (design.policy == Some(Policy::Reuse)).then(|| {
             let differences = FUNCTIONS.map(|(_, host, guest)| (host - guest).abs());
-            round(differences.into_iter().fold(0.0, f64::max))
+            hundredths(differences.into_iter().fold(0.0, f64::max))
         });
         let (figure, off) = (
             "largest_share_difference_points",
@@ -124,12 +124,8 @@ struct Profile([f64; 4]);
 
 impl Profile {
     fn of(row: &result::Row) -> Result<Self> {
-        let share = |(function, _, _): (&str, f64, f64)| {
-            numbers(&row.output, &format!("share:{function}"))
-                .and_then(|numbers| numbers.first().copied())
-                // perf's report omits functions without a sample.
-                .unwrap_or(0.0)
-        };
+        // perf's report omits functions without a sample.
+        let share = |(function, _, _)| first(row, &format!("share:{function}")).unwrap_or(0.0);
         let shares = FUNCTIONS.map(share);
         if shares.iter().all(|&share| share == 0.0) {
             return Err(row.failed());
@@ -139,13 +135,8 @@ impl Profile {
 
     fn largest_difference(&self, other: &Self) -> f64 {
         let differences = self.0.iter().zip(&other.0).map(|(a, b)| (a - b).abs());
-        round(differences.fold(0.0, f64::max))
+        hundredths(differences.fold(0.0, f64::max))
     }
-}
-
-/// Rounds to the precision of perf's report.
-fn round(value: f64) -> f64 {
-    (value * 100.0).round() / 100.0
 }
 
 #[cfg(test)]
@@ -164,6 +155,6 @@ mod tests {
     #[test]
     fn published_difference() {
         let largest = FUNCTIONS.map(|(_, host, guest)| (host - guest).abs());
-        assert_eq!(round(largest.into_iter().fold(0.0, f64::max)), 2.01);
+        assert_eq!(hundredths(largest.into_iter().fold(0.0, f64::max)), 2.01);
     }
 }

@@ -11,13 +11,16 @@ use crate::{Error, Result};
 ///
 /// When the folder of `path` cannot be written.
 pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     let file = tempfile::NamedTempFile::new_in(folder).map_err(Error::file("write in", folder))?;
     fs::write(file.path(), contents).map_err(Error::file("write", path))?;
     publish(file, path)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent();
+    let named = folder.filter(|folder| !folder.as_os_str().is_empty());
+    named.unwrap_or(Path::new("."))
 }
 
 /// Gives a finished temporary file its name, readable as a created file is.
@@ -53,10 +56,7 @@ pub fn check_writable(path: &Path) -> Result<()> {
             .open(path)
             .map_err(Error::file("write", path))?;
     }
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     tempfile::tempfile_in(folder).map_err(Error::file("write in", folder))?;
     Ok(())
 }

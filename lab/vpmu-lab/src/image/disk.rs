@@ -11,20 +11,19 @@ use std::path::{Path, PathBuf};
 
 use super::archive::{self, Archive, Contents};
 use super::fat::Volume;
-use super::images::{self, Images};
+use super::images::Images;
 use super::kernel_module::{ModuleFiles, file_name};
 use crate::host::cancel::Cancel;
-use crate::host::digest;
 use crate::host::progress::Progress;
 use crate::host::tool::Tool;
 use crate::image::cache::Cache;
-use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::spec::disk::{Disk, Firmware};
 use crate::{Error, Result};
 
 /// The version of the disk's contents. It changes with any code below that changes them.
-const LAYOUT: u32 = 3;
+const LAYOUT: &str = "layout 3";
 
 /// Drivers of the disk and of its file system, in the order in which they need each other. What is part of a kernel is
 /// not among its modules.
@@ -147,8 +146,9 @@ impl BootDisk {
         let folder = pools.folder();
         if !folder.is_dir() {
             let task = progress.task("making the boot disk");
-            images::remove_older(pools.kernel.folder(), PREFIX);
-            pools.build(images, &folder, cancel)?;
+            (pools.kernel).derive(PREFIX, &folder, |scratch, made| {
+                pools.build(images, scratch, made, cancel)
+            })?;
             task.done();
         }
         let file = |name: &str| folder.join(name);
@@ -201,40 +201,30 @@ struct Pools {
 }
 
 impl Pools {
-    /// Returns a folder named by the digest of everything that the contents depend on.
+    /// Returns the folder of the disk.
     fn folder(&self) -> PathBuf {
-        let pools = [&self.guests, &self.boot, &self.kernel];
-        let packages = pools.into_iter().flat_map(|pool| &pool.manifest().packages);
-        let digests = packages.map(|package| package.sha256.as_str());
-        let parts: Vec<&str> = digests.chain([INIT, GRUB_CONFIG]).collect();
-        let key = digest::of_bytes(format!("{LAYOUT} {}", parts.join(" ")).as_bytes());
-        self.kernel.folder().join(format!("{PREFIX}{}", &key[..16]))
+        let others = [&self.guests, &self.boot].map(|pool| pool.manifest().packages.iter());
+        let others = others.into_iter().flatten().map(|package| &*package.sha256);
+        self.kernel
+            .derived(PREFIX, others.chain([LAYOUT, INIT, GRUB_CONFIG]))
     }
 
-    fn build(&self, images: &Images, folder: &Path, cancel: &Cancel) -> Result<()> {
-        let temporary = tempfile::Builder::new()
-            .prefix(TEMPORARY)
-            .tempdir_in(self.kernel.folder())
-            .map_err(Error::file("write in", self.kernel.folder()))?;
-        let places = ["boot", "kernel", "host", "root", "made"];
-        let [boot, kernel, host, root, made] = places.map(|name| temporary.path().join(name));
-        for path in [&boot, &kernel, &host, &root, &made] {
+    fn build(&self, images: &Images, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()> {
+        let places = ["boot", "kernel", "host", "root"];
+        let [boot, kernel, host, root] = places.map(|name| scratch.join(name));
+        for path in [&boot, &kernel, &host, &root] {
             fs::create_dir(path).map_err(Error::file("create", path))?;
         }
         self.boot.unpack("", &boot, cancel)?;
         self.kernel.unpack("", &kernel, cancel)?;
         self.guests.unpack("linux-image-", &host, cancel)?;
-        let missing = |what: &str, pool: &Pool| Error::NotInPackages {
-            what: what.to_owned(),
-            cache: pool.folder().to_owned(),
-        };
         let copy = |from: PathBuf, name: &str| {
             let copied = fs::copy(&from, made.join(name)).map(drop);
             copied.map_err(Error::file("copy", &from))
         };
         let driver = ModuleFiles::of(&host)?.find(VIRTIO_BLK);
         copy(
-            driver.ok_or_else(|| missing(VIRTIO_BLK, &self.guests))?,
+            driver.ok_or_else(|| self.guests.missing(VIRTIO_BLK))?,
             DRIVER,
         )?;
         for (name, file) in [("OVMF_CODE_4M.fd", CODE), ("OVMF_VARS_4M.fd", VARIABLES)] {
@@ -243,7 +233,7 @@ impl Pools {
         let modules = ModuleFiles::of(&kernel)?;
         let vmlinuz = modules.kernel_of(&kernel);
         copy(
-            vmlinuz.ok_or_else(|| missing("the kernel", &self.kernel))?,
+            vmlinuz.ok_or_else(|| self.kernel.missing("the kernel"))?,
             KERNEL,
         )?;
 
@@ -259,19 +249,13 @@ impl Pools {
 
         let image = made.join(IMAGE);
         let mut disk = File::create(&image).map_err(Error::file("create", &image))?;
-        let bios = grub(&boot, "i386-pc", &temporary.path().join("core.img"), cancel)?;
-        let uefi = grub(
-            &boot,
-            "x86_64-efi",
-            &temporary.path().join("grub.efi"),
-            cancel,
-        )?;
+        let bios = grub(&boot, "i386-pc", &scratch.join("core.img"), cancel)?;
+        let uefi = grub(&boot, "x86_64-efi", &scratch.join("grub.efi"), cancel)?;
         let sector = boot.join("usr/lib/grub/i386-pc/boot.img");
         let sector = fs::read(&sector).map_err(Error::file("read", &sector))?;
         let written = write_boot(&mut disk, &sector, &bios).and_then(|()| write_efi(&disk, &uefi));
         written.map_err(Error::file("write", &image))?;
-        make_system(&root, &image, cancel)?;
-        fs::rename(&made, folder).map_err(Error::file("create", folder))
+        make_system(&root, &image, cancel)
     }
 }
 

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use super::images::{self, KVM_MODULES};
 use super::kernel_module::ModuleFiles;
 use crate::host::cancel::Cancel;
-use crate::host::digest;
 use crate::host::progress::Progress;
 use crate::image::archive::{Archive, Contents};
 use crate::image::cache::Cache;
-use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::image::debian::{Pool, Selection};
 use crate::{Error, Result};
 
 /// The Debian release of the kernel.
@@ -32,14 +31,12 @@ impl HostKernel {
     pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
         let _lock = cache.lock(cancel, progress)?;
         let pool = Pool::fetch(cache, &Selection::kernel(RELEASE), cancel, progress)?;
-        let packages = pool.manifest().packages.iter();
-        let digests: Vec<&str> = packages.map(|package| package.sha256.as_str()).collect();
-        let key = digest::of_bytes(digests.join(" ").as_bytes());
-        let folder = pool.folder().join(format!("{PREFIX}{}", &key[..16]));
+        let folder = pool.derived(PREFIX, []);
         if !folder.is_dir() {
             let task = progress.task("unpacking the host's kernel");
-            images::remove_older(pool.folder(), PREFIX);
-            build(&pool, &folder, cancel)?;
+            pool.derive(PREFIX, &folder, |scratch, made| {
+                build(&pool, scratch, made, cancel)
+            })?;
             task.done();
         }
         Ok(Self(folder))
@@ -67,30 +64,20 @@ impl HostKernel {
     }
 }
 
-fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
-    let temporary = tempfile::Builder::new()
-        .prefix(TEMPORARY)
-        .tempdir_in(pool.folder())
-        .map_err(Error::file("write in", pool.folder()))?;
-    let [root, made] = ["root", "made"].map(|name| temporary.path().join(name));
-    for path in [&root, &made] {
-        fs::create_dir(path).map_err(Error::file("create", path))?;
-    }
+fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()> {
+    let root = scratch.join("root");
+    fs::create_dir(&root).map_err(Error::file("create", &root))?;
     pool.unpack("", &root, cancel)?;
-    let missing = |what: String| Error::NotInPackages {
-        what,
-        cache: pool.folder().to_owned(),
-    };
     let modules = ModuleFiles::of(&root)?;
     let vmlinuz = modules.kernel_of(&root);
-    let vmlinuz = vmlinuz.ok_or_else(|| missing("the kernel".to_owned()))?;
+    let vmlinuz = vmlinuz.ok_or_else(|| pool.missing("the kernel"))?;
     images::unpack_kernel(&vmlinuz, &made.join(KERNEL))?;
     for (number, name) in KVM_MODULES.into_iter().enumerate() {
         let path = modules.find(name);
-        let path = path.ok_or_else(|| missing(format!("kernel module {name}")))?;
+        let path = path.ok_or_else(|| pool.missing(format!("kernel module {name}")))?;
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let copied = fs::copy(&path, made.join(format!("{number}-{file}")));
         copied.map_err(Error::file("copy", &path))?;
     }
-    fs::rename(&made, folder).map_err(Error::file("create", folder))
+    Ok(())
 }

@@ -13,18 +13,18 @@ use serde::{Deserialize, Serialize};
 use vpmu_kernel::Kernel;
 
 use super::elf;
+use super::kernel_module::ModuleFiles;
 use crate::host::cancel::Cancel;
-use crate::host::digest;
 use crate::host::files::write_whole;
 use crate::host::progress::Progress;
 use crate::image::archive::{Archive, Contents};
 use crate::image::cache::Cache;
-use crate::image::debian::{DPKG_DEB, Pool, Selection, TEMPORARY};
+use crate::image::debian::{DPKG_DEB, Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
 /// The version of the images' contents. It changes with any code below that changes them.
-const LAYOUT: u32 = 3;
+const LAYOUT: &str = "layout 3";
 
 /// Programs in every guest, each from the package of a similar name.
 const GUEST_PROGRAMS: [&str; 4] = ["busybox", "gzip", "perf", "stress-ng"];
@@ -56,6 +56,7 @@ struct Index {
     sizes: Vec<(String, u64)>,
 }
 
+const PREFIX: &str = "images-";
 const KERNEL: &str = "kernel";
 const UNPACKED: &str = "kernel.elf";
 const GUEST: &str = "guest.cpio";
@@ -83,14 +84,21 @@ impl Images {
         }
         let pool = Pool::fetch(cache, &Selection::guests(arch), cancel, progress)?;
         let task = progress.task("building guest images");
-        let images = Self::build(&pool, cancel)?;
+        let folder = pool.derived(PREFIX, [LAYOUT]);
+        pool.derive(PREFIX, &folder, |scratch, made| {
+            build(&pool, scratch, made, cancel)
+        })?;
         task.done();
-        Ok(images)
+        Self::in_folder(folder).ok_or_else(|| pool.missing("the images' list"))
     }
 
     /// Returns the images if they were made before.
     pub fn ready(cache: &Cache, arch: Arch) -> Option<Self> {
-        let folder = folder(&Pool::fetched(cache, &Selection::guests(arch))?);
+        let pool = Pool::fetched(cache, &Selection::guests(arch))?;
+        Self::in_folder(pool.derived(PREFIX, [LAYOUT]))
+    }
+
+    fn in_folder(folder: PathBuf) -> Option<Self> {
         let contents: Index =
             serde_json::from_slice(&fs::read(folder.join("index.json")).ok()?).ok()?;
         let whole = contents.sizes.iter().all(|(name, size)| {
@@ -135,56 +143,41 @@ impl Images {
     pub fn kvm_host(&self) -> PathBuf {
         self.folder.join(KVM_HOST)
     }
+}
 
-    fn build(pool: &Pool, cancel: &Cancel) -> Result<Self> {
-        let temporary = tempfile::Builder::new()
-            .prefix(TEMPORARY)
-            .tempdir_in(pool.folder())
-            .map_err(Error::file("write in", pool.folder()))?;
-        let tree = temporary.path().join("tree");
-        fs::create_dir(&tree).map_err(Error::file("create", &tree))?;
-        for package in &pool.manifest().packages {
-            cancel.check()?;
-            unpack(&pool.verified(package)?, pool.arch(), &tree)?;
-        }
-        let missing = |what: String| Error::NotInPackages {
-            what,
-            cache: pool.folder().to_owned(),
-        };
-
-        let made = temporary.path().join("images");
-        fs::create_dir(&made).map_err(Error::file("create", &made))?;
-        let (vmlinuz, kernel_release) =
-            find_kernel(&tree).ok_or_else(|| missing("the kernel".to_owned()))?;
-        let kernel = made.join(KERNEL);
-        fs::copy(&vmlinuz, &kernel).map_err(Error::file("write", &kernel))?;
-        guest_tree(pool.arch(), &tree, &missing)?.write_file(&made.join(GUEST))?;
+/// Fills `made` with images.
+fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()> {
+    let tree = scratch.join("tree");
+    fs::create_dir(&tree).map_err(Error::file("create", &tree))?;
+    for package in &pool.manifest().packages {
         cancel.check()?;
-        let mut host = host_tree(pool.arch(), &tree, &missing)?;
-        host.file("guest/kernel", 0o644, Contents::Disk(kernel));
-        host.file("guest/guest.cpio", 0o644, Contents::Disk(made.join(GUEST)));
-        host.write_file(&made.join(KVM_HOST))?;
-
-        let size = |name: &str| {
-            let path = made.join(name);
-            let metadata = fs::metadata(&path).map_err(Error::file("read", &path))?;
-            Ok((name.to_owned(), metadata.len()))
-        };
-        let contents = Index {
-            kernel_release,
-            sizes: [KERNEL, GUEST, KVM_HOST]
-                .into_iter()
-                .map(size)
-                .collect::<Result<_>>()?,
-        };
-        let text = serde_json::to_vec_pretty(&contents).expect("an index is plain data");
-        write_whole(&made.join("index.json"), &text)?;
-
-        let folder = folder(pool);
-        remove_older(pool.folder(), "images-");
-        fs::rename(&made, &folder).map_err(Error::file("create", &folder))?;
-        Ok(Self { folder, contents })
+        unpack(&pool.verified(package)?, pool.arch(), &tree)?;
     }
+    let missing = |what| pool.missing(what);
+    let (vmlinuz, kernel_release) = find_kernel(&tree).ok_or_else(|| pool.missing("the kernel"))?;
+    let kernel = made.join(KERNEL);
+    fs::copy(&vmlinuz, &kernel).map_err(Error::file("write", &kernel))?;
+    guest_tree(pool.arch(), &tree, &missing)?.write_file(&made.join(GUEST))?;
+    cancel.check()?;
+    let mut host = host_tree(pool.arch(), &tree, &missing)?;
+    host.file("guest/kernel", 0o644, Contents::Disk(kernel));
+    host.file("guest/guest.cpio", 0o644, Contents::Disk(made.join(GUEST)));
+    host.write_file(&made.join(KVM_HOST))?;
+
+    let size = |name: &str| {
+        let path = made.join(name);
+        let metadata = fs::metadata(&path).map_err(Error::file("read", &path))?;
+        Ok((name.to_owned(), metadata.len()))
+    };
+    let contents = Index {
+        kernel_release,
+        sizes: [KERNEL, GUEST, KVM_HOST]
+            .into_iter()
+            .map(size)
+            .collect::<Result<_>>()?,
+    };
+    let text = serde_json::to_vec_pretty(&contents).expect("an index is plain data");
+    write_whole(&made.join("index.json"), &text)
 }
 
 /// Writes the kernel in `packed`, a bzImage or an ELF file, as an ELF file.
@@ -196,28 +189,6 @@ pub fn unpack_kernel(packed: &Path, path: &Path) -> Result<()> {
     let refused = |error: vpmu_kernel::Error| Error::format(packed, error.to_string());
     let kernel = Kernel::open(packed).map_err(refused)?;
     write_whole(path, kernel.elf())
-}
-
-/// Returns a folder named by the digest of everything that the contents depend on.
-fn folder(pool: &Pool) -> PathBuf {
-    let packages: String = pool
-        .manifest()
-        .packages
-        .iter()
-        .map(|package| package.sha256.as_str())
-        .collect();
-    let key = digest::of_bytes(format!("{LAYOUT} {packages}").as_bytes());
-    pool.folder().join(format!("images-{}", &key[..16]))
-}
-
-/// Removes folders made of other packages or by another vpmu.
-pub(super) fn remove_older(folder: &Path, prefix: &str) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(prefix) {
-            // A folder that stays only costs disk space.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
 }
 
 /// Unpacks programs, libraries and the kernel of one package into `tree`.
@@ -294,21 +265,16 @@ pub(super) fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
 fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
     let mut archive = programs(arch, tree, &["busybox", arch.qemu().program], missing)?;
     if arch == Arch::X86_64 {
-        let modules = files_below(&tree.join("usr/lib/modules"))?;
+        let modules = ModuleFiles::of(tree)?;
         for (number, name) in KVM_MODULES.into_iter().enumerate() {
-            let path = modules
-                .iter()
-                .find(|path| {
-                    let place = path.strip_prefix(tree).unwrap_or(path);
-                    module_name(&place.to_string_lossy()) == Some(name)
-                })
-                .ok_or_else(|| missing(format!("kernel module {name}")))?;
+            let path = modules.find(name);
+            let path = path.ok_or_else(|| missing(format!("kernel module {name}")))?;
             // Process 1 of the host loads modules in the order of their names.
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             archive.file(
                 &format!("vpmu/modules/{number}-{file}"),
                 0o644,
-                Contents::Disk(path.clone()),
+                Contents::Disk(path),
             );
         }
         for place in FIRMWARE {
@@ -418,6 +384,18 @@ mod tests {
         let bytes = random_bytes(20);
         assert_eq!(bytes.len(), 20);
         assert_eq!(bytes[..8], 0xbdd7_3226_2feb_6e95_u64.to_le_bytes());
+    }
+
+    #[test]
+    fn the_kernel_says_its_release() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(find_kernel(root.path()).is_none());
+        let boot = root.path().join("boot");
+        fs::create_dir(&boot).unwrap();
+        fs::write(boot.join("config-6.1.0-1-cloud-amd64"), "").unwrap();
+        fs::write(boot.join("vmlinuz-6.1.0-1-cloud-amd64"), "").unwrap();
+        let (_, release) = find_kernel(root.path()).unwrap();
+        assert_eq!(release, "6.1.0-1-cloud-amd64");
     }
 
     #[test]

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 
 use super::images;
 use crate::host::cancel::Cancel;
-use crate::host::digest;
 use crate::host::progress::Progress;
 use crate::host::tool::{Tool, is_installed};
 use crate::image::cache::Cache;
-use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -152,15 +151,16 @@ impl Modules {
         let selection = Selection::kernel_with_headers(kernel.release(), Arch::X86_64);
         let _lock = cache.lock(cancel, progress)?;
         let pool = Pool::fetch(cache, &selection, cancel, progress)?;
-        let folder = folder(&pool);
+        let folder = pool.derived(PREFIX, SOURCES.map(|(_, text)| text));
         let whole = FILES
             .iter()
             .chain([&KERNEL, &PMU, &READER])
             .all(|file| folder.join(file).is_file());
         if !whole {
             let task = progress.task("building the guest's modules");
-            images::remove_older(pool.folder(), PREFIX);
-            build(&pool, &folder, cancel)?;
+            pool.derive(PREFIX, &folder, |scratch, made| {
+                build(&pool, scratch, made, cancel)
+            })?;
             task.done();
         }
         Ok(Self { folder })
@@ -189,34 +189,16 @@ impl Modules {
 
 const PREFIX: &str = "modules-";
 
-/// Returns a folder named by the digest of everything that the contents depend on.
-fn folder(pool: &Pool) -> PathBuf {
-    let packages = pool.manifest().packages.iter();
-    let parts: Vec<&str> = packages
-        .map(|package| package.sha256.as_str())
-        .chain(SOURCES.map(|(_, text)| text))
-        .collect();
-    let key = digest::of_bytes(parts.join(" ").as_bytes());
-    pool.folder().join(format!("{PREFIX}{}", &key[..16]))
-}
-
-fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
-    let temporary = tempfile::Builder::new()
-        .prefix(TEMPORARY)
-        .tempdir_in(pool.folder())
-        .map_err(Error::file("write in", pool.folder()))?;
-    let [root, sources, made] = ["root", "sources", "made"].map(|name| temporary.path().join(name));
+fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()> {
+    let [root, sources] = ["root", "sources"].map(|name| scratch.join(name));
     let names = ["lazy_deadline", "vpmu_pmu", "counter_reader", "include"];
     let folders = names.map(|name| sources.join(name));
-    for path in [&root, &sources, &made].into_iter().chain(&folders) {
+    for path in [&root, &sources].into_iter().chain(&folders) {
         fs::create_dir(path).map_err(Error::file("create", path))?;
     }
     pool.unpack("", &root, cancel)?;
-    let missing = |what: &str| Error::NotInPackages {
-        what: what.to_owned(),
-        cache: pool.folder().to_owned(),
-    };
-    let version = kernel_release(&root).ok_or_else(|| missing("the kernel"))?;
+    let (vmlinuz, version) =
+        images::find_kernel(&root).ok_or_else(|| pool.missing("the kernel"))?;
     for (name, text) in SOURCES {
         let path = sources.join(name);
         fs::write(&path, text).map_err(Error::file("write", &path))?;
@@ -225,45 +207,17 @@ fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
     command
         .arg(sources.join(RECIPE))
         .arg(&version)
-        .args([&made, &root])
+        .args([made, &root])
         .env("CC", COMPILER.program);
     SHELL.run(command, cancel, &|| ())?;
-    let vmlinuz = root.join("boot").join(format!("vmlinuz-{version}"));
     let kernel = made.join(KERNEL);
     fs::copy(&vmlinuz, &kernel).map_err(Error::file("copy", &vmlinuz))?;
-    if folder.exists() {
-        fs::remove_dir_all(folder).map_err(Error::file("remove", folder))?;
-    }
-    fs::rename(&made, folder).map_err(Error::file("create", folder))
-}
-
-fn kernel_release(root: &Path) -> Option<String> {
-    fs::read_dir(root.join("boot"))
-        .ok()?
-        .flatten()
-        .find_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            Some(name.strip_prefix("vmlinuz-")?.to_owned())
-        })
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernel_says_its_release() {
-        let root = tempfile::tempdir().unwrap();
-        assert_eq!(kernel_release(root.path()), None);
-        let boot = root.path().join("boot");
-        fs::create_dir(&boot).unwrap();
-        fs::write(boot.join("config-6.1.0-1-cloud-amd64"), "").unwrap();
-        fs::write(boot.join("vmlinuz-6.1.0-1-cloud-amd64"), "").unwrap();
-        assert_eq!(
-            kernel_release(root.path()).as_deref(),
-            Some("6.1.0-1-cloud-amd64")
-        );
-    }
 
     #[test]
     fn the_recipe_is_valid_shell() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use object::{Object as _, ObjectSymbol as _, SymbolKind};
 use vpmu_measure::{HostProfile as Part, HostSample, Record};
 
-use super::profile::Profile;
+use super::profile::{Profile, own};
 use crate::image::kallsyms::{self, Symbol};
 use crate::spec::profile::event_name;
 
@@ -148,31 +148,17 @@ impl HostProfile {
         })
     }
 
-    /// Returns the number of samples of the first event.
-    pub fn samples(&self) -> u64 {
-        self.stacks.values().map(|values| values[0]).sum()
-    }
-
-    /// Returns the samples of the first event in each function, innermost frame of its stacks.
-    pub fn functions(&self) -> BTreeMap<&str, u64> {
-        let mut functions = BTreeMap::new();
-        for (stack, values) in self.stacks.iter().filter(|(_, values)| values[0] > 0) {
-            let name = stack.last().map_or("", String::as_str);
-            *functions.entry(name).or_default() += values[0];
-        }
-        functions
-    }
-
     /// Returns one line: counts, samples, and where most of them are.
     pub fn summary(&self) -> String {
-        let samples = self.samples();
+        let folded = self.folded();
+        let mut functions: Vec<_> = own(&folded).into_iter().collect();
+        let samples: u64 = functions.iter().map(|(_, samples)| samples).sum();
         let counts: Vec<String> = self
             .events
             .iter()
             .zip(&self.counts)
             .map(|(event, count)| format!("{count} {event}"))
             .collect();
-        let mut functions: Vec<_> = self.functions().into_iter().collect();
         functions.sort_by_key(|&(name, samples)| (std::cmp::Reverse(samples), name));
         let shares: Vec<String> = functions
             .iter()

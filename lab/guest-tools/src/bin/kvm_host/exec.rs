@@ -6,13 +6,11 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use vpmu_guest_tools::files;
-use vpmu_guest_tools::program;
 use vpmu_guest_tools::start::Process;
-use vpmu_guest_tools::sys::{Errno, flags};
-use vpmu_measure::{Host, HostJob, Record};
+use vpmu_guest_tools::sys::Errno;
+use vpmu_measure::HostJob;
 
-use super::host::report;
+use super::host::{ended, run_silent};
 use super::ours::LOADER;
 use super::{qemu, tracing};
 
@@ -27,12 +25,9 @@ pub(crate) fn run(
     options: &[String],
     initrd: &[&str],
 ) -> Result<(), Errno> {
-    let vmm = || run_qemu(process, job, name, options, initrd);
-    if job.trace {
-        tracing::run(process, vmm)
-    } else {
-        vmm()
-    }
+    tracing::run_if(process, job.trace, || {
+        run_qemu(process, job, name, options, initrd)
+    })
 }
 
 fn run_qemu(
@@ -50,13 +45,7 @@ fn run_qemu(
     words.extend(job.options.iter().map(String::as_str));
     words.extend(qemu::boot(process, job, initrd)?);
     words.extend(["-serial", "stdio"]);
-    let nothing = files::open("/dev/null", flags::READ)?;
-    let status = program::run(process, &words, Some(nothing), None)?;
-    nothing.close();
-    report(&Record::Host(Host {
-        vmm: qemu::version(process, &[&qemu])?,
-        status,
-        stuck: false,
-    }));
+    let status = run_silent(process, &words)?;
+    ended(&qemu::version(process, &[&qemu])?, status);
     Ok(())
 }

@@ -1,12 +1,13 @@
 //! What each part of the host needs of it: its programs, its files, its console, its end.
 
+use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
 use vpmu_guest_tools::files;
 use vpmu_guest_tools::program;
 use vpmu_guest_tools::start::Process;
-use vpmu_guest_tools::sys::{self, Fd, flags};
-use vpmu_measure::Record;
+use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
+use vpmu_measure::{Host, Record};
 
 /// The guest's kernel.
 pub(crate) const KERNEL: &str = "/guest/kernel";
@@ -23,6 +24,23 @@ pub(crate) fn power_off(process: Process) -> ! {
 pub(crate) fn report(record: &Record) {
     // Nobody is left to hear about a console that fails.
     let _ = Fd::STDOUT.write_all(record.line().as_bytes());
+}
+
+/// Reports how the VMM ended.
+pub(crate) fn ended(vmm: &str, status: i32) {
+    report(&Record::Host(Host {
+        vmm: vmm.to_owned(),
+        status,
+        stuck: false,
+    }));
+}
+
+/// Runs a program without input to its end, and returns its status.
+pub(crate) fn run_silent(process: Process, words: &[&str]) -> Result<i32, Errno> {
+    let nothing = files::open("/dev/null", flags::READ)?;
+    let status = program::run(process, words, Some(nothing), None);
+    nothing.close();
+    status
 }
 
 /// Writes `text` into a file of the kernel's. A kernel without that file keeps its default.

@@ -2,17 +2,14 @@
 //!
 //! The VMM takes the snapshots of the host's statistics itself, when the guest rings its doorbell.
 
-use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use vpmu_guest_tools::files;
-use vpmu_guest_tools::program;
 use vpmu_guest_tools::start::Process;
-use vpmu_guest_tools::sys::{Errno, flags};
-use vpmu_measure::{Host, HostJob, Record};
+use vpmu_guest_tools::sys::Errno;
+use vpmu_measure::HostJob;
 
-use super::host::{KERNEL, report};
+use super::host::{KERNEL, ended, run_silent};
 use super::tracing;
 
 /// The VMM's name.
@@ -38,12 +35,7 @@ pub(crate) fn run(
     saved: Option<Saved<'_>>,
     initrd: &[&str],
 ) -> Result<(), Errno> {
-    let vmm = || run_vmm(process, job, saved, initrd);
-    if job.trace {
-        tracing::run(process, vmm)
-    } else {
-        vmm()
-    }
+    tracing::run_if(process, job.trace, || run_vmm(process, job, saved, initrd))
 }
 
 fn run_vmm(
@@ -64,11 +56,7 @@ fn run_vmm(
             status = run_once(process, &words)?;
         }
     }
-    report(&Record::Host(Host {
-        vmm: NAME.to_owned(),
-        status,
-        stuck: false,
-    }));
+    ended(NAME, status);
     Ok(())
 }
 
@@ -76,8 +64,5 @@ fn run_once(process: Process, options: &[&str]) -> Result<i32, Errno> {
     let mut words = Vec::from(LOADER);
     words.push("/vpmu/vpmu-vmm");
     words.extend(options);
-    let nothing = files::open("/dev/null", flags::READ)?;
-    let status = program::run(process, &words, Some(nothing), None);
-    nothing.close();
-    status
+    run_silent(process, &words)
 }

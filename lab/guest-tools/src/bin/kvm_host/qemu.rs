@@ -14,10 +14,10 @@ use vpmu_guest_tools::program;
 use vpmu_guest_tools::report::End;
 use vpmu_guest_tools::start::Process;
 use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
-use vpmu_measure::{Disturb, Host, HostJob, Kvm, MARK, Record, Snapshot};
+use vpmu_measure::{Disturb, HostJob, Kvm, MARK, Record, Snapshot};
 
 use super::disturb;
-use super::host::{KERNEL, busybox, report};
+use super::host::{KERNEL, busybox, ended, report};
 use super::monitor::{self, Monitor};
 use super::stats::HostStats;
 
@@ -90,11 +90,7 @@ pub(crate) fn run(
         disturb: patched.flatten(),
     }
     .finish()?;
-    report(&Record::Host(Host {
-        vmm: version(process, qemu)?,
-        status: found.status,
-        stuck: false,
-    }));
+    ended(&version(process, qemu)?, found.status);
     if let Some(record) = found.record {
         Fd::STDOUT.say(format_args!("{record}"));
     }

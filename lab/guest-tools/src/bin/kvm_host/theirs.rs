@@ -3,18 +3,15 @@
 //! The VMM need not know the doorbell: the host sees it by a tracepoint of KVM's, and takes the snapshots of its
 //! statistics. Under `vpmu exec` the library in the VMM takes them.
 
-use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use vpmu_guest_tools::files;
-use vpmu_guest_tools::program;
 use vpmu_guest_tools::start::Process;
-use vpmu_guest_tools::sys::{Errno, flags};
-use vpmu_measure::{Host, HostJob, Record};
+use vpmu_guest_tools::sys::Errno;
+use vpmu_measure::HostJob;
 
 use super::exec::VPMU;
-use super::host::report;
+use super::host::{ended, run_silent};
 use super::ours::LOADER;
 use super::stats::HostStats;
 use super::{qemu, tracing};
@@ -40,23 +37,15 @@ pub(crate) fn run(
     }
     words.push(vmm);
     words.extend(job.options.iter().map(String::as_str));
-    let once = || run_vmm(process, vmm, &words);
+    let once = || {
+        let status = run_silent(process, &words)?;
+        ended(name(vmm), status);
+        Ok(())
+    };
     match exec {
         None => tracing::snapshots(process, stats, once),
         Some(_) => once(),
     }
-}
-
-fn run_vmm(process: Process, vmm: &str, words: &[&str]) -> Result<(), Errno> {
-    let nothing = files::open("/dev/null", flags::READ)?;
-    let status = program::run(process, words, Some(nothing), None)?;
-    nothing.close();
-    report(&Record::Host(Host {
-        vmm: name(vmm).to_owned(),
-        status,
-        stuck: false,
-    }));
-    Ok(())
 }
 
 /// Returns the name of the VMM at this path.

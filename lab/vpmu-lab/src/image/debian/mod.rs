@@ -168,7 +168,7 @@ const NOT_NEEDED: [&str; 8] = [
 ];
 
 /// The prefix of the names of temporary folders in a pool's folder.
-pub(crate) const TEMPORARY: &str = "temporary-";
+const TEMPORARY: &str = "temporary-";
 
 /// The files that make up a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -268,6 +268,51 @@ impl Pool {
     /// Returns the folder to delete in order to start afresh.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Returns the folder for what is made of all packages and of `more`: `prefix` with the digest of both.
+    pub fn derived<'a>(&'a self, prefix: &str, more: impl IntoIterator<Item = &'a str>) -> PathBuf {
+        let packages = self.manifest.packages.iter();
+        let mut all: Vec<&str> = packages.map(|package| package.sha256.as_str()).collect();
+        all.extend(more);
+        let key = digest::of_bytes(all.join(" ").as_bytes());
+        self.folder.join(format!("{prefix}{}", &key[..16]))
+    }
+
+    /// Makes `folder`, which is [`Self::derived`], in place of those of other packages. `fill` gets a scratch folder and the
+    /// folder to fill.
+    ///
+    /// # Errors
+    ///
+    /// When `fill` fails, or the folder cannot be made.
+    pub fn derive(
+        &self,
+        prefix: &str,
+        folder: &Path,
+        fill: impl FnOnce(&Path, &Path) -> Result<()>,
+    ) -> Result<()> {
+        let scratch = tempfile::Builder::new()
+            .prefix(TEMPORARY)
+            .tempdir_in(&self.folder)
+            .map_err(Error::file("write in", &self.folder))?;
+        let made = scratch.path().join("made");
+        fs::create_dir(&made).map_err(Error::file("create", &made))?;
+        fill(scratch.path(), &made)?;
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(prefix) {
+                // A folder that stays only costs disk space.
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        fs::rename(&made, folder).map_err(Error::file("create", folder))
+    }
+
+    /// Returns the error for what no package has.
+    pub fn missing(&self, what: impl Into<String>) -> Error {
+        Error::NotInPackages {
+            what: what.into(),
+            cache: self.folder.clone(),
+        }
     }
 
     /// Unpacks the packages whose names begin with `kind` into `root`.

@@ -1,9 +1,9 @@
 //! The section of a comparison: time and exits by design, exits by kind, the functions of profiles.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
 use super::super::number::number;
+use super::super::profile::own;
 use super::super::result::Run;
 use super::super::table;
 use super::draw::{kinds, measured};
@@ -201,12 +201,7 @@ fn profiles(runs: &[Run], names: &[String]) -> Vec<Figures> {
         ];
         for (of, profile) in of {
             let Some(profile) = profile else { continue };
-            let mut own: BTreeMap<&str, u64> = BTreeMap::new();
-            for (stack, samples) in &profile.folded {
-                let function = stack.rsplit(';').next().unwrap_or(stack);
-                let count = own.entry(function).or_default();
-                *count = count.saturating_add(*samples);
-            }
+            let own = own(profile);
             let all: f64 = own.values().map(|&samples| samples as f64).sum();
             let mut own: Vec<(&str, u64)> = own.into_iter().collect();
             own.sort_by_key(|&(function, samples)| (Reverse(samples), function));
