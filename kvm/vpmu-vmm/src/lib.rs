@@ -101,11 +101,11 @@ pub struct PmuOptions {
 }
 
 /// The way of a guest's RDPMC to the VMM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Rdpmc {
-    /// The kernel's RDPMCs are rewritten when the kernel is loaded.
+    /// The kernel's RDPMCs are rewritten at load: no KASLR, no kexec, none in user space
     Load,
-    /// The guest's own handler of #GP becomes an exit when the guest first uses its PMU: any kernel, and user space.
+    /// The guest's #GP handler becomes an exit at run time: any kernel, and user space
     #[default]
     Run,
 }

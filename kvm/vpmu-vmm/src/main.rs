@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Restore, Skid, Vendor, amd};
+use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Rdpmc, Restore, Skid, Vendor, amd};
 
 const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
@@ -191,14 +191,6 @@ enum Follow {
     Steps,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Rdpmc {
-    /// The kernel's RDPMCs are rewritten at load: no KASLR, no kexec, none in user space
-    Load,
-    /// The guest's #GP handler becomes an exit at run time: any kernel, and user space
-    Run,
-}
-
 impl Cli {
     /// Returns the model that the options ask for together.
     fn model(&self) -> Result<vpmu_vmm::Model, Error> {
@@ -274,10 +266,7 @@ impl Cli {
                 Follow::Ahead => vpmu_vmm::Follow::Ahead,
                 Follow::Steps => vpmu_vmm::Follow::Steps,
             },
-            rdpmc: match self.rdpmc {
-                Rdpmc::Load => vpmu_vmm::Rdpmc::Load,
-                Rdpmc::Run => vpmu_vmm::Rdpmc::Run,
-            },
+            rdpmc: self.rdpmc,
         }))
     }
 }

@@ -15,7 +15,7 @@ use vpmu_monitor::{
         offer::Sharing,
         redistributor::ISPENDR0,
         second::registers::ICC_SRE,
-        vgic::{CpuInterface, Interrupt, Limit, Place, Source},
+        vgic::{CpuInterface, Interrupt, Limit, ListRegisters, Place, Source},
     },
 };
 
@@ -208,7 +208,7 @@ macro_rules! list_register {
     };
 }
 
-impl CpuInterface for PhysicalInterface {
+impl ListRegisters for PhysicalInterface {
     fn count(&self) -> usize {
         (read_sysreg!("ich_vtr_el2") & 0x1f) as usize + 1
     }
@@ -226,7 +226,9 @@ impl CpuInterface for PhysicalInterface {
         // SAFETY: list registers only say which interrupts the guest has.
         unsafe { list_register!(n, write) }
     }
+}
 
+impl CpuInterface for PhysicalInterface {
     fn empty(&self) -> u32 {
         let existing = (1_u32 << self.count()) - 1;
         read_sysreg!("ich_elrsr_el2") as u32 & existing

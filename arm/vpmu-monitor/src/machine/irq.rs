@@ -79,14 +79,8 @@ pub(super) fn serve(
         return Kind::IrqMaintenance;
     }
     if Some(intid) == monitor.pmu_intid(Cpu::number())
-        && let Some(pmu) = &mut local.pmu
+        && let Some((pmi, kind)) = take_pmi(local, frame)
     {
-        let (pmi, host) = pmu.interrupt(&mut PhysicalPmu);
-        if let Some(profile) = local.profile.as_mut().filter(|_| !host.is_empty()) {
-            // A sample belongs to the measurement in which it was taken, and the doorbell may ring on another CPU.
-            let epoch = figures::current_measurement();
-            profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
-        }
         match pmi {
             Pmi::Physical => {
                 irq.drop_priority();
@@ -104,11 +98,7 @@ pub(super) fn serve(
                 show_line(local, cpu, monitor);
             }
         }
-        return if host.is_empty() {
-            Kind::IrqPmu
-        } else {
-            Kind::IrqHostPmu
-        };
+        return kind;
     }
     let kind = if intid < 16 {
         Kind::IrqSgi
@@ -126,6 +116,21 @@ pub(super) fn serve(
     }
     local.interrupts.inject(interrupt, &mut PhysicalInterface);
     kind
+}
+
+/// Takes an interrupt of the PMU, with the samples of the host's profile that it stands for. Returns what of it is the
+/// guest's, and how the exit counts.
+pub(super) fn take_pmi(local: &mut Local, frame: &Frame) -> Option<(Pmi, Kind)> {
+    let (pmi, host) = local.pmu.as_mut()?.interrupt(&mut PhysicalPmu);
+    if host.is_empty() {
+        return Some((pmi, Kind::IrqPmu));
+    }
+    if let Some(profile) = &mut local.profile {
+        // A sample belongs to the measurement in which it was taken, and the doorbell may ring on another CPU.
+        let epoch = figures::current_measurement();
+        profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
+    }
+    Some((pmi, Kind::IrqHostPmu))
 }
 
 /// Whether the guest lets the interrupt of its PMU through, which gets the priority that the guest has given it: where the

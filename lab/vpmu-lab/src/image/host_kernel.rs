@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::images::{self, KVM_MODULES};
-use super::kernel_module::ModuleFiles;
+use super::kernel_module::{ModuleFiles, files_below};
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
 use crate::image::archive::{Archive, Contents};
@@ -53,7 +53,7 @@ impl HostKernel {
     ///
     /// When their folder cannot be read.
     pub fn put_modules(&self, archive: &mut Archive) -> Result<()> {
-        for path in images::files_below(&self.0)? {
+        for path in files_below(&self.0)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if name != KERNEL {
                 let place = format!("vpmu/modules/{name}");

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use vpmu_kernel::Kernel;
 
 use super::elf;
-use super::kernel_module::ModuleFiles;
+use super::kernel_module::{ModuleFiles, find_kernel};
 use crate::host::cancel::Cancel;
 use crate::host::files::write_whole;
 use crate::host::progress::Progress;
@@ -252,16 +252,6 @@ fn is_firmware(path: &str) -> bool {
     FIRMWARE.contains(&path)
 }
 
-pub(super) fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
-    fs::read_dir(tree.join("boot"))
-        .ok()?
-        .flatten()
-        .find_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            Some((entry.path(), name.strip_prefix("vmlinuz-")?.to_owned()))
-        })
-}
-
 fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
     let mut archive = programs(arch, tree, &["busybox", arch.qemu().program], missing)?;
     if arch == Arch::X86_64 {
@@ -283,19 +273,6 @@ fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Res
         }
     }
     Ok(archive)
-}
-
-pub(super) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
-        let path = entry.map_err(Error::file("read", folder))?.path();
-        if path.is_dir() {
-            files.extend(files_below(&path)?);
-        } else {
-            files.push(path);
-        }
-    }
-    Ok(files)
 }
 
 fn guest_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
@@ -384,18 +361,6 @@ mod tests {
         let bytes = random_bytes(20);
         assert_eq!(bytes.len(), 20);
         assert_eq!(bytes[..8], 0xbdd7_3226_2feb_6e95_u64.to_le_bytes());
-    }
-
-    #[test]
-    fn the_kernel_says_its_release() {
-        let root = tempfile::tempdir().unwrap();
-        assert!(find_kernel(root.path()).is_none());
-        let boot = root.path().join("boot");
-        fs::create_dir(&boot).unwrap();
-        fs::write(boot.join("config-6.1.0-1-cloud-amd64"), "").unwrap();
-        fs::write(boot.join("vmlinuz-6.1.0-1-cloud-amd64"), "").unwrap();
-        let (_, release) = find_kernel(root.path()).unwrap();
-        assert_eq!(release, "6.1.0-1-cloud-amd64");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A kernel's modules in its Debian package: where they are, and which others each needs.
+//! A kernel and its modules in a Debian package: where they are, and which modules each needs.
 //!
 //! Guests have no folder of modules: a kernel's has some thousand, and a report needs one or two. They come with the
 //! modules that they need, and process 1 loads them before the command.
@@ -11,7 +11,6 @@ use lzma_rust2::XzReader;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection};
 
-use super::images;
 use crate::{Error, Result};
 
 /// Bytes of the largest module that is read for its dependencies.
@@ -25,7 +24,7 @@ impl ModuleFiles {
         // Debian 12 and older have /lib apart from /usr.
         let folders = ["usr/lib/modules", "lib/modules"].map(|folder| tree.join(folder));
         let mut folders = folders.into_iter().filter(|folder| folder.is_dir());
-        let files = folders.next().map(|folder| images::files_below(&folder));
+        let files = folders.next().map(|folder| files_below(&folder));
         files.unwrap_or_else(|| Ok(Vec::new())).map(Self)
     }
 
@@ -45,7 +44,7 @@ impl ModuleFiles {
     /// Returns the kernel in `tree`. The newest packages put it beside its modules.
     pub(super) fn kernel_of(&self, tree: &Path) -> Option<PathBuf> {
         let mut beside = (self.0.iter()).filter(|path| file_name(path) == Some("vmlinuz"));
-        let in_boot = images::find_kernel(tree).map(|(path, _)| path);
+        let in_boot = find_kernel(tree).map(|(path, _)| path);
         in_boot.or_else(|| beside.next().cloned())
     }
 
@@ -77,6 +76,31 @@ impl ModuleFiles {
         files.push(path);
         Ok(true)
     }
+}
+
+/// Returns the kernel below `boot` of a package's tree, and its release.
+pub(super) fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
+    fs::read_dir(tree.join("boot"))
+        .ok()?
+        .flatten()
+        .find_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some((entry.path(), name.strip_prefix("vmlinuz-")?.to_owned()))
+        })
+}
+
+/// Returns all files below a folder.
+pub(super) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
+        let path = entry.map_err(Error::file("read", folder))?.path();
+        if path.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(files)
 }
 
 pub(super) fn file_name(path: &Path) -> Option<&str> {
@@ -130,6 +154,18 @@ mod tests {
         assert!(tree.is_built_in("ext4") && !tree.is_built_in("kvm"));
         let damaged = tree.add("kvm", &mut Vec::new()).unwrap_err().to_string();
         assert!(damaged.contains("kvm.ko: not a usable module"), "{damaged}");
+    }
+
+    #[test]
+    fn the_kernel_says_its_release() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(find_kernel(root.path()).is_none());
+        let boot = root.path().join("boot");
+        fs::create_dir(&boot).unwrap();
+        fs::write(boot.join("config-6.1.0-1-cloud-amd64"), "").unwrap();
+        fs::write(boot.join("vmlinuz-6.1.0-1-cloud-amd64"), "").unwrap();
+        let (_, release) = find_kernel(root.path()).unwrap();
+        assert_eq!(release, "6.1.0-1-cloud-amd64");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::images;
+use super::kernel_module::find_kernel;
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
 use crate::host::tool::{Tool, is_installed};
@@ -197,8 +197,7 @@ fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()
         fs::create_dir(path).map_err(Error::file("create", path))?;
     }
     pool.unpack("", &root, cancel)?;
-    let (vmlinuz, version) =
-        images::find_kernel(&root).ok_or_else(|| pool.missing("the kernel"))?;
+    let (vmlinuz, version) = find_kernel(&root).ok_or_else(|| pool.missing("the kernel"))?;
     for (name, text) in SOURCES {
         let path = sources.join(name);
         fs::write(&path, text).map_err(Error::file("write", &path))?;

@@ -6,7 +6,7 @@
 
 use vpmu_monitor::{
     regs::{IchHcrEl2, IdAa64pfr0El1, SCTLR_EL1_RESET},
-    world::vgic::CpuInterface,
+    world::vgic::ListRegisters,
 };
 
 use super::super::{

@@ -11,7 +11,7 @@ use vpmu_monitor::{
     world::{
         guest_pmu::{GuestPmu, Pmi},
         second::{
-            gic::{ListRegisters, VirtualGic},
+            gic::VirtualGic,
             scheduler::{Scheduler, Who, serve_interrupts},
             spi::KeptSpi,
             statistics::Switches,
@@ -25,9 +25,10 @@ use super::{
     super::{
         cpu::{Cpu, Local, Monitor},
         el2::{apply_traps, follow_borrowing},
-        figures::{self, OTHERS_LOST, SECOND, SWITCHES},
+        figures::{OTHERS_LOST, SECOND, SWITCHES},
         frame::Frame,
         gic::{self, PhysicalInterface, least_mask},
+        irq::take_pmi,
         mmio::{read_device, write_device},
         sysreg::{isb, read_sysreg, write_sysreg},
     },
@@ -63,20 +64,6 @@ pub(super) fn highest_pending(group1: bool) -> Option<u32> {
         read_sysreg!("icc_hppir0_el1")
     } as u32;
     (!(SPECIAL..SPECIAL + 4).contains(&intid)).then_some(intid)
-}
-
-impl ListRegisters for PhysicalInterface {
-    fn count(&self) -> usize {
-        CpuInterface::count(self)
-    }
-
-    fn read(&self, n: usize) -> u64 {
-        CpuInterface::read(self, n)
-    }
-
-    fn write(&mut self, n: usize, value: u64) {
-        CpuInterface::write(self, n, value);
-    }
 }
 
 impl Pair {
@@ -165,13 +152,8 @@ impl Pair {
     ) -> Kind {
         let intid = irq.intid;
         if Some(intid) == monitor.pmu_intid(Cpu::number())
-            && let Some(pmu) = &mut local.pmu
+            && let Some((pmi, kind)) = take_pmi(local, frame)
         {
-            let (pmi, host) = pmu.interrupt(&mut PhysicalPmu);
-            if let Some(profile) = local.profile.as_mut().filter(|_| !host.is_empty()) {
-                let epoch = figures::current_measurement();
-                profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
-            }
             if pmi == Pmi::Physical {
                 irq.drop_priority();
                 self.gic.hold(intid);
@@ -179,11 +161,7 @@ impl Pair {
             } else {
                 irq.finish();
             }
-            return if host.is_empty() {
-                Kind::IrqPmu
-            } else {
-                Kind::IrqHostPmu
-            };
+            return kind;
         }
         if self.is_private(intid) {
             irq.drop_priority();

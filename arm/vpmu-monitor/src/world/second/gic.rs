@@ -10,6 +10,7 @@
 
 use crate::regs::list_register as lr;
 use crate::world::redistributor::FRAME;
+use crate::world::vgic::ListRegisters;
 
 /// Bytes of the guest's distributor.
 pub const DISTRIBUTOR: u64 = FRAME;
@@ -48,16 +49,6 @@ impl Bits {
         let word = self.word(intid / 32);
         self.set_word(intid / 32, if set { word | bit } else { word & !bit });
     }
-}
-
-/// The list registers of the CPU, for [`VirtualGic::enter`] and [`VirtualGic::exit`].
-pub trait ListRegisters {
-    /// How many there are.
-    fn count(&self) -> usize;
-    /// `ICH_LR<n>_EL2`.
-    fn read(&self, n: usize) -> u64;
-    /// `ICH_LR<n>_EL2`.
-    fn write(&mut self, n: usize, value: u64);
 }
 
 /// What has no list register.

@@ -16,14 +16,18 @@ use super::distributor::{IPRIORITYR0E, ISPENDR0E};
 use super::redistributor::{IPRIORITYR0, ISPENDR0};
 use crate::regs::list_register as lr;
 
-/// This CPU's interrupts: list registers, the physical priority mask, and the physical interrupts' state.
-pub trait CpuInterface {
-    /// How many list registers there are, 1 to 16.
+/// The list registers of this CPU.
+pub trait ListRegisters {
+    /// How many there are, 1 to 16.
     fn count(&self) -> usize;
     /// `ICH_LR<n>_EL2`.
     fn read(&self, n: usize) -> u64;
     /// `ICH_LR<n>_EL2`.
     fn write(&mut self, n: usize, value: u64);
+}
+
+/// This CPU's interrupts: list registers, the physical priority mask, and the physical interrupts' state.
+pub trait CpuInterface: ListRegisters {
     /// `ICH_ELRSR_EL2`: bit n = list register n is free.
     fn empty(&self) -> u32;
     /// `ICH_EISR_EL2`: bit n = the guest has ended list register n, which asked for a notice. Such a

@@ -117,7 +117,7 @@ impl Fake {
     }
 }
 
-impl CpuInterface for Fake {
+impl ListRegisters for Fake {
     fn count(&self) -> usize {
         REGISTERS
     }
@@ -127,6 +127,9 @@ impl CpuInterface for Fake {
     fn write(&mut self, n: usize, value: u64) {
         self.lr[n] = value;
     }
+}
+
+impl CpuInterface for Fake {
     fn empty(&self) -> u32 {
         (0..REGISTERS)
             .filter(|&n| self.lr[n] == 0)
