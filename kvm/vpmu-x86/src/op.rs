@@ -133,7 +133,8 @@ pub(crate) struct Op {
     pub(crate) from_size: u8,
     pub(crate) to: Place,
     pub(crate) from: Place,
-    /// Of the quick ones and `MultiplyBy`: the registers' numbers, and what is added to `from`, which is `ZERO` for a number.
+    /// For the quick operations and `MultiplyBy`: the numbers of the two registers, and the number that is added to the second.
+    /// For an immediate the second register is `ZERO`.
     pub(crate) quick: (u8, u8, u64),
     /// The bits of `size`, and of `from_size`.
     pub(crate) mask: u64,

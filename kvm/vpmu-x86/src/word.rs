@@ -16,7 +16,7 @@ pub trait Word: Copy + Debug {
     ///
     /// # Errors
     ///
-    /// Where values are always known: the instruction is not executed.
+    /// Fails for a kind of word whose values are always known: the instruction is then not executed.
     fn unknown() -> Result<Self, Stop>;
 
     /// Returns all bits, if they are known.
@@ -54,7 +54,7 @@ pub trait Word: Copy + Debug {
     ///
     /// # Errors
     ///
-    /// Where nobody knows, and values are always known.
+    /// Fails if `holds` is `None` and this kind of word has no unknown values.
     fn choose(holds: Option<bool>, firm: bool, a: Self, b: Self) -> Result<Self, Stop>;
 }
 

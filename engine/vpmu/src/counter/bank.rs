@@ -135,8 +135,8 @@ pub(crate) trait Model {
         None
     }
 
-    /// In how many events, from what has been taken on, the host has to report `n`; `None`: nobody
-    /// waits for it.
+    /// Returns after how many more events than the bank has taken the host has to report `n`. `None`: nobody waits for a
+    /// report.
     fn report_wanted(&self, n: Counter) -> Option<NonZeroU64>;
 
     /// Whether somebody waits for an overflow of `n` for which [`report_wanted`](Self::report_wanted) wants no report, as

@@ -134,8 +134,8 @@ pub mod flag {
     pub const KERNEL: u64 = 1 << 1;
     /// Interrupt at each overflow. Without it there are none.
     pub const INTERRUPT: u64 = 1 << 2;
-    /// With [`INTERRUPT`]: overflows may become records, and no interrupts. Read with each interrupt, too: `-F` waits until
-    /// its period has settled, as it learns from interrupts fastest.
+    /// With [`INTERRUPT`]: an overflow may become a record instead of an interrupt. The host reads this flag at each
+    /// interrupt, too: the guest's `perf -F` sets it when its period has settled, which interrupts do fastest.
     pub const RECORD: u64 = 1 << 3;
 }
 

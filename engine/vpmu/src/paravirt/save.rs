@@ -187,7 +187,8 @@ impl Device {
         for (n, saved) in Counter::all().zip(&state.counters) {
             let interrupts = saved.flags & flag::INTERRUPT != 0;
             let distance = saved.next.wrapping_sub(saved.count);
-            // Not 0, either: of an overflow that is due already no host event reports, so its interrupt would be lost.
+            // A distance of 0 is refused, too: no host event reports an overflow that is due already, so its interrupt
+            // would be lost.
             if interrupts && !(1..=LONGEST).contains(&distance) {
                 return Err(RestoreError::Counter(n));
             }

@@ -15,14 +15,14 @@ pub(super) const EVENT: u64 = 0xffff | RawPerfEvtSel::EDGE | RawPerfEvtSel::INV 
 pub(super) struct Wish {
     pub(super) config: u64,
     pub(super) flags: u64,
-    /// As last seen: the guest may change it at any time.
+    /// The period that the page had when it was last read. The guest may change it at any time.
     pub(super) period: u64,
     pub(super) generation: u64,
     /// The count at which the next overflow is.
     pub(super) next: u64,
-    /// Of the period that the next overflow ends.
+    /// The length of the period that the next overflow ends.
     pub(super) length: u64,
-    /// Of the period that the last overflow ended.
+    /// The length of the period that the last overflow ended.
     pub(super) last: u64,
     pub(super) overflows: u64,
 }

@@ -90,7 +90,7 @@ impl Decoded {
     ///
     /// # Errors
     ///
-    /// Where nobody can tell: both ways lead to the next instruction.
+    /// Fails if the branch's target is the next instruction: `to` then does not say whether the branch was taken.
     pub fn kind(&self, to: u64) -> Result<Option<Kind>, Stop> {
         self.op.kind(to)
     }

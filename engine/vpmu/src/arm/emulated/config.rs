@@ -30,7 +30,7 @@ pub struct EmulatedConfig {
 }
 
 impl EmulatedConfig {
-    /// That of a PMU which is not made yet: no event counter, and no event.
+    /// The configuration of a PMU that is not made yet: no event counter, and no event.
     pub(super) const VACANT: Self = Self {
         counters: 0,
         version: PmuVersion::V3,

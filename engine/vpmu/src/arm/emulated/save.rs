@@ -60,8 +60,8 @@ impl<V: Events> EmulatedPmu<V> {
         Ok(())
     }
 
-    /// As [`restore`](Self::restore), between a [`put`](Self::put) and a [`load`](Self::load), the one of which starts
-    /// what is enabled. With less stack.
+    /// Does what [`restore`](Self::restore) does, with less stack. Call it between a [`put`](Self::put) and a
+    /// [`load`](Self::load), which starts what is enabled.
     ///
     /// # Errors
     ///

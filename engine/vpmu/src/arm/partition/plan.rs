@@ -59,7 +59,7 @@ pub enum Why {
     CountsOutsideGuest,
     /// It names or shows events, and some are denied to the guest.
     EventFilter,
-    /// This access need not trap, but without FEAT_FGT it cannot be separated from an access that must.
+    /// The access need not trap, but another one must, and without FEAT_FGT the two trap together.
     NoFineGrainedTraps,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Why {
 }
 
 impl Plan {
-    /// That of a PMU which is not made yet. Everything traps.
+    /// The plan of a PMU that is not made yet: everything traps.
     pub(super) const VACANT: Self = Self {
         everything: true,
         traps: TrapRegisters {

@@ -45,7 +45,7 @@ impl Registers {
         Counter::new(n).filter(|_| n < self.capability.count())
     }
 
-    /// Whether the counter pair that `n` is of is made one by the odd one's event.
+    /// Returns whether the event of the odd counter merges the pair of counters that `n` belongs to.
     fn is_merged(&self, n: Counter) -> bool {
         let odd = self.selects[n.odd()];
         select(odd) == perf_ctl::MERGE && odd.has(RawPerfEvtSel::EN)

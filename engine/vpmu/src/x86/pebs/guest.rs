@@ -14,14 +14,14 @@ pub trait Guest {
     ///
     /// # Errors
     ///
-    /// Not all of it is memory that can be read. `bytes` are then of no use.
+    /// A part of the range cannot be read. The content of `bytes` is then undefined.
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault>;
 
     /// Writes `bytes` from linear `address` on, in the same way. Only RAM may be written.
     ///
     /// # Errors
     ///
-    /// Not all of it is memory that can be written. A part may have been.
+    /// A part of the range cannot be written. The rest may have been written.
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
 
     /// Returns where the guest is now.
