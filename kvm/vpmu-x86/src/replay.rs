@@ -84,7 +84,7 @@ impl Branched<'_> {
     ///
     /// # Errors
     ///
-    /// Where nobody can tell: both ways lead to the next instruction.
+    /// Fails where both ways lead to the next instruction, which does not say whether the branch was taken.
     #[inline]
     pub fn kind(&self) -> Result<Option<Kind>, Stop> {
         self.op.kind(self.to)
