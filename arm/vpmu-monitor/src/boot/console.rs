@@ -101,6 +101,7 @@ fn kind(node: &FdtNode<'_>) -> Option<Kind> {
         matches!(name, "snps,dw-apb-uart" | "ns16550a" | "ns16550" | "ns8250")
     })
     .then_some(Kind::Uart8250 {
+        // A wrong tree may say any number, and the registers must stay in the page that is mapped.
         shift: number("reg-shift", 0)?.min(4),
         width: match number("reg-io-width", 1)? {
             4 => 4,

@@ -67,6 +67,7 @@ impl Placement {
         if len < 4 {
             return Err(ImageError::TooShort(len));
         }
+        // A file with the magic and without a whole header is entered as what it is: a raw binary.
         let is_image =
             len >= HEADER_LEN as u64 && head.get(56..60).is_some_and(|m| m == IMAGE_MAGIC);
         if !is_image {
@@ -86,6 +87,7 @@ impl Placement {
             return Err(ImageError::BigEndian);
         }
         let (entry, copy) = match text_offset {
+            // Padding has put the file on the boundary already.
             0 => (loaded_at, 0),
             offset => {
                 let entry = ram.next_multiple_of(ALIGNMENT).checked_add(offset);
@@ -95,6 +97,7 @@ impl Placement {
         Ok(Self {
             entry,
             copy,
+            // Images of kernels before 3.17 say 0; the size has the BSS in it, which the file has not.
             memory: image_size.max(len),
         })
     }

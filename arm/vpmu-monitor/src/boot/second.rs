@@ -89,6 +89,7 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     let root = tree.root();
     let (address, size) = (root.address_cells(), root.size_cells());
+    // The defaults of the specification (Devicetree Specification 0.4, 2.3.5).
     let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
     let pairs = |ranges: &[(u64, u64)]| {
         let mut reg = Vec::new();
@@ -126,6 +127,7 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
             ];
             add(copy, "reg", pairs(&reg).as_slice());
             add(copy, "#redistributor-regions", 1_u32);
+            // ITSs: the guest's interrupt controller has none.
             let children: Vec<_> = copy.children().map(|c| c.name().to_string()).collect();
             for child in children {
                 copy.remove_child(&child);
@@ -138,12 +140,14 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
             || name == "psci"
             || name == "chosen")
         {
+            // A device that the tree names would be an abort in a guest that has none of the machine's.
             changed.root.remove_child(name);
         }
     }
     let path = path.ok_or(TreeError::Missing("second serial port at the root"))?;
     changed.root.remove_child("chosen");
     changed.root.add_child(chosen(guest, &path));
+    // Without PSCI the guest could not switch itself off, and the machine goes off when both guests have.
     if changed.root.child_mut("psci").is_none() {
         return Err(TreeError::Missing("/psci node"));
     }

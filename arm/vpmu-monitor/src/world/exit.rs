@@ -113,6 +113,7 @@ impl MemoryAccess {
             return value >> unused;
         }
         let value = ((value as i64) >> unused) as u64;
+        // A load into a W register clears the upper half, also of a value with its sign.
         if self.wide {
             value
         } else {

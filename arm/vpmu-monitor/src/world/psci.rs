@@ -118,8 +118,10 @@ impl Call {
             PSCI_SYSTEM_OFF => Self::SystemOff,
             PSCI_SYSTEM_RESET => Self::SystemReset,
             PSCI_VERSION | PSCI_MIGRATE_INFO_TYPE => Self::Forward,
+            // The arm below would decode a question without a function.
             PSCI_FEATURES if target == u64::from(PSCI_FEATURES) => Self::Forward,
             PSCI_FEATURES => match Self::decode([target, 0, 0, 0]) {
+                // The firmware may have what the monitor does not pass on.
                 Self::Unknown => Self::Unknown,
                 _ => Self::Forward,
             },

@@ -157,6 +157,7 @@ impl Context {
     /// Takes the guest out of the CPU, whose exit saved `frame`. Its timers stop, and no list register is in use.
     pub(super) fn save(&mut self, frame: &Frame) {
         self.frame = frame.clone();
+        // Before the timers stop: their control registers are among these.
         self.registers = Registers::read();
         // SAFETY: the vector registers are the guest's, and EL2 uses none.
         unsafe {
@@ -189,6 +190,7 @@ impl Context {
             write_active(0, n, self.active[0][n]);
             write_active(1, n, self.active[1][n]);
         }
+        // No TLB maintenance: entries of the guest before have another VMID.
         // SAFETY: as in `save`; stage 2 is the guest's own, under a VMID of its own.
         unsafe {
             load_vectors(&raw const self.vectors);
