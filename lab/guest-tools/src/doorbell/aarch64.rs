@@ -44,6 +44,9 @@ impl fmt::Display for NoDoorbell {
     }
 }
 
+/// Bytes of a tree that has nothing but `/chosen`.
+const TREE_ROOM: usize = 8192;
+
 /// The doorbell's address in a device tree (Devicetree Specification 0.4, chapter 5).
 fn in_tree(tree: &[u8]) -> Option<u64> {
     const PROPERTY: u32 = 3;
@@ -67,7 +70,7 @@ impl Doorbell {
         let read = |path| files::bytes(path).ok();
         let address = read(ADDRESS)
             .and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)))
-            .or_else(|| in_tree(&read(TREE)?))
+            .or_else(|| in_tree(&read(TREE).filter(|tree| tree.len() < TREE_ROOM)?))
             .ok_or(NoDoorbell::Absent)?;
         let register = sys::open(c"/dev/mem", flags::READ_WRITE_SYNC)
             .and_then(|memory| memory.map(address as usize, LENGTH))

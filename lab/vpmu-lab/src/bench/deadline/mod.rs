@@ -138,7 +138,6 @@ impl fmt::Display for Cell {
 }
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
-    Modules::check()?;
     let module = Modules::prepare(
         Kernel::Bookworm,
         context.cache,

@@ -225,7 +225,8 @@ impl Pool {
         let packages = folder.join("packages");
         fs::create_dir_all(&packages).map_err(Error::file("create", &packages))?;
 
-        remove_leftovers(&folder);
+        // The unfinished files of killed runs.
+        remove_folders(&folder, TEMPORARY);
         let task = progress.task("reading Debian's package index");
         let apt = Apt::new(
             &folder.join("apt"),
@@ -291,19 +292,11 @@ impl Pool {
         folder: &Path,
         fill: impl FnOnce(&Path, &Path) -> Result<()>,
     ) -> Result<()> {
-        let scratch = tempfile::Builder::new()
-            .prefix(TEMPORARY)
-            .tempdir_in(&self.folder)
-            .map_err(Error::file("write in", &self.folder))?;
+        let scratch = temporary(&self.folder)?;
         let made = scratch.path().join("made");
         fs::create_dir(&made).map_err(Error::file("create", &made))?;
         fill(scratch.path(), &made)?;
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(prefix) {
-                // A folder that stays only costs disk space.
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
+        remove_folders(&self.folder, prefix);
         fs::rename(&made, folder).map_err(Error::file("create", folder))
     }
 
@@ -371,10 +364,7 @@ fn download(
     if missing.is_empty() {
         return Ok(());
     }
-    let incoming = tempfile::Builder::new()
-        .prefix(TEMPORARY)
-        .tempdir_in(packages.parent().unwrap_or(packages))
-        .map_err(Error::file("write in", packages))?;
+    let incoming = temporary(packages.parent().unwrap_or(packages))?;
     let total = missing.iter().map(|package| package.size).sum();
     let task = progress.bytes("downloading guest packages", total);
     // The downloads are small, so that finished ones survive an interruption.
@@ -418,10 +408,17 @@ fn folder_size(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Removes the unfinished files of killed runs.
-fn remove_leftovers(folder: &Path) {
+fn temporary(folder: &Path) -> Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new()
+        .prefix(TEMPORARY)
+        .tempdir_in(folder);
+    made.map_err(Error::file("write in", folder))
+}
+
+/// Removes the folders whose names begin with `prefix`.
+fn remove_folders(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
             // A folder that stays only costs disk space.
             let _ = fs::remove_dir_all(entry.path());
         }
