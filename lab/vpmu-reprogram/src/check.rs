@@ -28,17 +28,24 @@ pub(crate) fn options(backing: Option<Backing>) -> PerfOptions {
     }
 }
 
-/// The result of one check.
-pub(crate) enum Outcome {
-    /// The promise holds; the observation.
-    Holds(String),
-    /// The promise does not hold.
-    Fails(String),
-    /// There is nothing to check here, and why.
+/// The reason why a promise was not seen to hold.
+pub(crate) enum Unseen {
+    /// It does not hold: the observation.
+    Broken(String),
+    /// There is nothing to check here.
     Skipped(String),
 }
 
-pub(crate) type Check = (&'static str, fn(Backing) -> Result<Outcome, String>);
+impl From<String> for Unseen {
+    fn from(seen: String) -> Self {
+        Self::Broken(seen)
+    }
+}
+
+/// What a check has found: the observation where the promise holds.
+pub(crate) type Found = Result<String, Unseen>;
+
+pub(crate) type Check = (&'static str, fn(Backing) -> Found);
 
 pub(crate) const CHECKS: [Check; 15] = [
     ("counts while it runs, and only then", counts),
@@ -68,7 +75,6 @@ const CYCLES: CounterConfig =
 const FIRST: Counter = Counter::at::<0>();
 const SECOND: Counter = Counter::at::<1>();
 const THIRD: Counter = Counter::at::<2>();
-const HARDWARE_ONLY: &str = "only hardware events can";
 const NOWHERE: Sample = Sample {
     ip: 0,
     ring: Ring::Kernel,
@@ -77,8 +83,20 @@ const NOWHERE: Sample = Sample {
 const MOMENT: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn host(backing: Backing) -> Result<PerfHost, String> {
-    PerfHost::of_thread(options(Some(backing))).map_err(|error| error.to_string())
+pub(crate) fn host(backing: Backing) -> Result<PerfHost, String> {
+    host_of(options(Some(backing)))
+}
+
+fn host_of(options: PerfOptions) -> Result<PerfHost, String> {
+    PerfHost::of_thread(options).map_err(|error| error.to_string())
+}
+
+/// Skips a check that a clock cannot do.
+fn hardware_only(backing: Backing) -> Result<(), Unseen> {
+    match backing {
+        Backing::Hardware => Ok(()),
+        Backing::Clock => Err(Unseen::Skipped("only hardware events can".to_owned())),
+    }
 }
 
 fn create(host: &mut PerfHost, counter: Counter) -> Result<(), String> {
@@ -127,15 +145,14 @@ fn wait(host: &mut PerfHost) -> Result<(Counter, Report), String> {
     Err("no overflow was reported in 10 s".to_owned())
 }
 
-fn holds_if(condition: bool, seen: String) -> Result<Outcome, String> {
-    Ok(if condition {
-        Outcome::Holds(seen)
-    } else {
-        Outcome::Fails(seen)
-    })
+pub(crate) fn holds_if(condition: bool, seen: String) -> Found {
+    match condition {
+        true => Ok(seen),
+        false => Err(Unseen::Broken(seen)),
+    }
 }
 
-fn counts(backing: Backing) -> Result<Outcome, String> {
+fn counts(backing: Backing) -> Found {
     let mut host = host(backing)?;
     create(&mut host, FIRST)?;
     spin(&mut host, MOMENT);
@@ -150,7 +167,7 @@ fn counts(backing: Backing) -> Result<Outcome, String> {
     holds_if(before == 0 && ran > 0 && after == ran, seen)
 }
 
-fn anew(backing: Backing) -> Result<Outcome, String> {
+fn anew(backing: Backing) -> Found {
     let mut host = host(backing)?;
     create(&mut host, FIRST)?;
     host.resume(FIRST.alone());
@@ -163,7 +180,7 @@ fn anew(backing: Backing) -> Result<Outcome, String> {
     holds_if(first > 0 && second == 0, format!("{first}, then {second}"))
 }
 
-fn overflow(backing: Backing) -> Result<Outcome, String> {
+fn overflow(backing: Backing) -> Found {
     // Nothing vouches for a report of two overflows, so the second is long after the first.
     const LONG: u64 = 10 * PERIOD;
     let mut host = host(backing)?;
@@ -179,7 +196,7 @@ fn overflow(backing: Backing) -> Result<Outcome, String> {
     )
 }
 
-fn replaced(backing: Backing) -> Result<Outcome, String> {
+fn replaced(backing: Backing) -> Found {
     let mut host = host(backing)?;
     create(&mut host, FIRST)?;
     host.set_period(FIRST, NonZeroU64::new(1 << 46));
@@ -200,14 +217,14 @@ fn replaced(backing: Backing) -> Result<Outcome, String> {
         if report == (FIRST, Report::Due) {
             vouched_for += 1;
             if since < PERIOD {
-                return Err(format!("{report:?} after {since} of {PERIOD}"));
+                return Err(format!("{report:?} after {since} of {PERIOD}").into());
             }
         }
     }
     holds_if(vouched_for > 0, format!("{vouched_for} of 100 vouched for"))
 }
 
-fn unasked(backing: Backing) -> Result<Outcome, String> {
+fn unasked(backing: Backing) -> Found {
     let mut host = host(backing)?;
     create(&mut host, FIRST)?;
     host.set_period(FIRST, NonZeroU64::new(PERIOD));
@@ -219,13 +236,12 @@ fn unasked(backing: Backing) -> Result<Outcome, String> {
     holds_if(reports.is_empty() && total > PERIOD, seen)
 }
 
-fn repeated(backing: Backing) -> Result<Outcome, String> {
+fn repeated(backing: Backing) -> Found {
     const TIMES: u64 = 10;
-    let options = PerfOptions {
+    let mut host = host_of(PerfOptions {
         repeating: true,
         ..options(Some(backing))
-    };
-    let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
+    })?;
     create(&mut host, FIRST)?;
     host.set_period(FIRST, NonZeroU64::new(PERIOD));
     host.resume(FIRST.alone());
@@ -241,17 +257,16 @@ fn repeated(backing: Backing) -> Result<Outcome, String> {
     holds_if(vouched_for > 0 && total >= TIMES * PERIOD, seen)
 }
 
-fn sampled(backing: Backing) -> Result<Outcome, String> {
-    let options = PerfOptions {
+fn sampled(backing: Backing) -> Found {
+    let mut host = host_of(PerfOptions {
         sampling: true,
         ..options(Some(backing))
-    };
-    let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
+    })?;
     create(&mut host, FIRST)?;
     let period = NonZeroU64::new(PERIOD).expect("no period is 0");
     if host.begin_sampling(FIRST, period) == 0 {
         // As in a guest with kvmclock.
-        return Ok(Outcome::Skipped("perf's clock is not the TSC".to_owned()));
+        return Err(Unseen::Skipped("perf's clock is not the TSC".to_owned()));
     }
     host.resume(FIRST.alone());
     spin(&mut host, 20 * MOMENT);
@@ -278,7 +293,7 @@ fn sampled(backing: Backing) -> Result<Outcome, String> {
     )
 }
 
-fn together(backing: Backing) -> Result<Outcome, String> {
+fn together(backing: Backing) -> Found {
     let mut host = host(backing)?;
     let both = CounterSet::first(2);
     for counter in both {
@@ -297,7 +312,7 @@ fn together(backing: Backing) -> Result<Outcome, String> {
     )
 }
 
-fn at_once(backing: Backing) -> Result<Outcome, String> {
+fn at_once(backing: Backing) -> Found {
     // A report that is lost comes a period later, every time. A machine that is taken away from this program for a
     // period gives the same picture, but not always.
     const TRIES: u32 = 10;
@@ -334,7 +349,7 @@ fn reported_at(backing: Backing) -> Result<[u64; 3], String> {
     Ok(totals)
 }
 
-fn storm(backing: Backing) -> Result<Outcome, String> {
+fn storm(backing: Backing) -> Found {
     let mut host = host(backing)?;
     create(&mut host, FIRST)?;
     host.set_period(FIRST, NonZeroU64::new(1));
@@ -354,22 +369,19 @@ fn storm(backing: Backing) -> Result<Outcome, String> {
 }
 
 /// User space's instructions, of a thread that mostly sleeps: some ten thousand in a second, and a report for each thousand.
-fn rare(backing: Backing) -> Result<Outcome, String> {
+fn rare(backing: Backing) -> Found {
     const EACH: u64 = 1000;
     const REPORTS: u64 = 60;
-    if backing == Backing::Clock {
-        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
-    }
+    hardware_only(backing)?;
     if is_virtual() {
         // As this project's PMU does on a clock, whose overflows are some time apart.
         let why = "the hypervisor may have a bound of its own";
-        return Ok(Outcome::Skipped(why.to_owned()));
+        return Err(Unseen::Skipped(why.to_owned()));
     }
-    let options = PerfOptions {
+    let mut host = host_of(PerfOptions {
         repeating: true,
         ..options(Some(backing))
-    };
-    let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
+    })?;
     let instructions = RawPerfEvtSel(0xc0 | RawPerfEvtSel::USR).config(Version::V2);
     host.create(FIRST, &instructions)
         .map_err(|lost| format!("instructions cannot be counted: {lost}"))?;
@@ -388,10 +400,8 @@ fn rare(backing: Backing) -> Result<Outcome, String> {
     holds_if(reports > 0 && reports == total / EACH, seen)
 }
 
-fn guests_only(backing: Backing) -> Result<Outcome, String> {
-    if backing == Backing::Clock {
-        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
-    }
+fn guests_only(backing: Backing) -> Found {
+    hardware_only(backing)?;
     let mut host = PerfHost::new(options(Some(backing))).map_err(|error| error.to_string())?;
     create(&mut host, FIRST)?;
     host.resume(FIRST.alone());
@@ -400,10 +410,8 @@ fn guests_only(backing: Backing) -> Result<Outcome, String> {
     holds_if(total == 0, format!("{total}"))
 }
 
-fn shared(backing: Backing) -> Result<Outcome, String> {
-    if backing == Backing::Clock {
-        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
-    }
+fn shared(backing: Backing) -> Found {
+    hardware_only(backing)?;
     let mut host = host(backing)?;
     let all = CounterSet::first(24);
     for counter in all {

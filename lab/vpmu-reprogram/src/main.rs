@@ -23,7 +23,7 @@ use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 use vpmu::x86::{Outcome, Ring};
 use vpmu_perf::{Backing, PerfHost, check_sampling, support};
 
-use crate::check::{CHECKS, Outcome as Checked, options};
+use crate::check::{CHECKS, Unseen, options};
 
 /// Measures what handling a guest's overflow, and rewriting a running counter, costs with this
 /// machine's perf events, under each policy.
@@ -263,9 +263,9 @@ fn check(wanted: Option<Backing>) -> Result<(), String> {
     let mut failed = Vec::new();
     for (promise, check) in CHECKS {
         match check(backing) {
-            Ok(Checked::Holds(seen)) => println!("ok       {promise}: {seen}"),
-            Ok(Checked::Skipped(reason)) => println!("skipped  {promise}: {reason}"),
-            Ok(Checked::Fails(seen)) | Err(seen) => {
+            Ok(seen) => println!("ok       {promise}: {seen}"),
+            Err(Unseen::Skipped(reason)) => println!("skipped  {promise}: {reason}"),
+            Err(Unseen::Broken(seen)) => {
                 println!("FAILED   {promise}: {seen}");
                 failed.push(format!("{promise}: {seen}"));
             }

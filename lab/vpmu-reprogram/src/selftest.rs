@@ -9,7 +9,7 @@ use vpmu::x86::CounterConfig;
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfError, PerfHost, Support, support};
 
-use crate::check::{CHECKS, Outcome, is_virtual, spin_for};
+use crate::check::{CHECKS, Found, Unseen, holds_if, host, is_virtual, spin_for};
 use crate::{name, options};
 
 /// Descriptors of a vCPU whose guest uses all that it is offered: general and fixed counters, a group's leader and two
@@ -17,7 +17,6 @@ use crate::{name, options};
 const DESCRIPTORS: u64 = 8 + 3 + 3 + 4;
 const NO_HARDWARE: &str = "this machine has no hardware counters for perf events";
 
-type Found = Result<Outcome, String>;
 type Check = (&'static str, fn(&Support) -> Found);
 
 /// What a host of hardware counters is asked beyond its promises.
@@ -52,7 +51,7 @@ pub(crate) fn selftest() -> Result<Value, String> {
     for (promise, check) in HARDWARE {
         let found = match support.backing {
             Backing::Hardware => check(&support),
-            Backing::Clock => Ok(Outcome::Skipped(NO_HARDWARE.to_owned())),
+            Backing::Clock => Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
         };
         rows.push(row(&format!("hardware: {promise}"), found));
     }
@@ -65,9 +64,9 @@ pub(crate) fn selftest() -> Result<Value, String> {
 
 fn row(name: &str, found: Found) -> Value {
     let (result, why) = match found {
-        Ok(Outcome::Holds(seen)) => ("holds", seen),
-        Ok(Outcome::Skipped(why)) => ("cannot", why),
-        Ok(Outcome::Fails(seen)) | Err(seen) => ("fails", seen),
+        Ok(seen) => ("holds", seen),
+        Err(Unseen::Skipped(why)) => ("cannot", why),
+        Err(Unseen::Broken(seen)) => ("fails", seen),
     };
     json!({"name": name, "result": result, "why": why})
 }
@@ -76,9 +75,9 @@ fn row(name: &str, found: Found) -> Value {
 fn absent(backing: Backing, error: &PerfError) -> Found {
     match (backing, error) {
         (_, PerfError::Forbidden(_) | PerfError::Mediated) | (Backing::Clock, _) => {
-            Err(error.to_string())
+            Err(error.to_string().into())
         }
-        (Backing::Hardware, _) => Ok(Outcome::Skipped(NO_HARDWARE.to_owned())),
+        (Backing::Hardware, _) => Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
     }
 }
 
@@ -117,16 +116,12 @@ fn event(select: u64) -> CounterConfig {
     RawPerfEvtSel(select | RawPerfEvtSel::USR).config(Version::V2)
 }
 
-fn host() -> Result<PerfHost, String> {
-    PerfHost::of_thread(options(Some(Backing::Hardware))).map_err(|error| error.to_string())
-}
-
 /// One counter more than is promised may share: what is promised may not.
 fn promised(support: &Support) -> Found {
     let Some(free) = support.counters else {
-        return Ok(Outcome::Skipped(NO_HARDWARE.to_owned()));
+        return Err(Unseen::Skipped(NO_HARDWARE.to_owned()));
     };
-    let mut host = host()?;
+    let mut host = host(Backing::Hardware)?;
     let all = CounterSet::first(free);
     for counter in all {
         // Branches: on Intel's processors these have no counter of their own beside the general ones.
@@ -144,16 +139,13 @@ fn promised(support: &Support) -> Found {
         .iter()
         .all(|&(total, lost)| total > 0 && lost.is_none());
     let seen = format!("{free} counters: {totals:?}");
-    Ok(match whole {
-        true => Outcome::Holds(seen),
-        false => Outcome::Fails(seen),
-    })
+    holds_if(whole, seen)
 }
 
 /// A loop of twice as many rounds has twice as many events.
 fn events(_: &Support) -> Found {
     const ROUNDS: u64 = 2_000_000;
-    let mut host = host()?;
+    let mut host = host(Backing::Hardware)?;
     let mut seen = Vec::new();
     let mut good = true;
     for (name, select) in [("cycles", 0x3c), ("instructions", 0xc0), ("branches", 0xc4)] {
@@ -176,20 +168,16 @@ fn events(_: &Support) -> Found {
         good &= once >= least && (150..=250).contains(&percent);
         seen.push(format!("{name} {once}, then {twice}"));
     }
-    let seen = seen.join("; ");
-    Ok(match good {
-        true => Outcome::Holds(seen),
-        false => Outcome::Fails(seen),
-    })
+    holds_if(good, seen.join("; "))
 }
 
 fn mediated(support: &Support) -> Found {
-    Ok(match support.mediated {
-        false => Outcome::Holds("events that count guests can be opened".to_owned()),
-        true => Outcome::Skipped(
+    match support.mediated {
+        false => Ok("events that count guests can be opened".to_owned()),
+        true => Err(Unseen::Skipped(
             "another VM has it now: counters are lost until it ends. Start vpmu again without that VM".to_owned(),
-        ),
-    })
+        )),
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -200,12 +188,9 @@ fn guests_only(_: &Support) -> Found {
                 "{} cycles of the host, {} of a guest",
                 found.host, found.guest
             );
-            Ok(match found.holds() {
-                true => Outcome::Holds(seen),
-                false => Outcome::Fails(seen),
-            })
+            holds_if(found.holds(), seen)
         }
-        Err(error) => Ok(Outcome::Skipped(format!(
+        Err(error) => Err(Unseen::Skipped(format!(
             "no guest can be run here: {error}"
         ))),
     }
@@ -213,7 +198,7 @@ fn guests_only(_: &Support) -> Found {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn guests_only(_: &Support) -> Found {
-    Ok(Outcome::Skipped(
+    Err(Unseen::Skipped(
         "there is a guest for x86-64 only".to_owned(),
     ))
 }
@@ -226,26 +211,24 @@ fn precise(_: &Support) -> Found {
         version: Version::V5,
         pebs: true,
     };
-    Ok(
-        match vpmu_kvm::detect(with_pebs, &vpmu_kvm::Options::default()) {
-            Err(vpmu_kvm::Error::PebsSkid) => Outcome::Skipped(
-                "no precise host event counts a guest, so that records would be some instructions late: PEBS is \
-                 offered only where a VMM accepts that (--pebs-skid)"
-                    .to_owned(),
-            ),
-            Err(error) => Outcome::Skipped(error.to_string()),
-            // The trial has found hardware counters broken, so that a clock counts.
-            Ok(_) if !vpmu_kvm::guests_only().is_ok_and(|found| found.holds()) => {
-                Outcome::Holds("a clock counts, whose records have no skid".to_owned())
-            }
-            Ok(_) => Outcome::Fails("PEBS is offered, and its records are late".to_owned()),
-        },
-    )
+    match vpmu_kvm::detect(with_pebs, &vpmu_kvm::Options::default()) {
+        Err(vpmu_kvm::Error::PebsSkid) => Err(Unseen::Skipped(
+            "no precise host event counts a guest, so that records would be some instructions late: PEBS is \
+             offered only where a VMM accepts that (--pebs-skid)"
+                .to_owned(),
+        )),
+        Err(error) => Err(Unseen::Skipped(error.to_string())),
+        // The trial has found hardware counters broken, so that a clock counts.
+        Ok(_) if !vpmu_kvm::guests_only().is_ok_and(|found| found.holds()) => {
+            Ok("a clock counts, whose records have no skid".to_owned())
+        }
+        Ok(_) => Err("PEBS is offered, and its records are late".to_owned().into()),
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn precise(_: &Support) -> Found {
-    Ok(Outcome::Skipped("PEBS is for x86-64 only".to_owned()))
+    Err(Unseen::Skipped("PEBS is for x86-64 only".to_owned()))
 }
 
 fn descriptors() -> Found {
@@ -253,8 +236,8 @@ fn descriptors() -> Found {
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let vcpus = limit / DESCRIPTORS;
     let seen = format!("a limit of {limit}, which is {vcpus} vCPUs, on {processors} processors");
-    Ok(match vcpus >= processors {
-        true => Outcome::Holds(seen),
-        false => Outcome::Fails(format!("{seen}: raise it (ulimit -n)")),
-    })
+    match vcpus >= processors {
+        true => Ok(seen),
+        false => Err(format!("{seen}: raise it (ulimit -n)").into()),
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::parts::{
     CYCLES, Figure, Part, QUIET, figure, first, handler_mean, share_difference, timed,
-    us_per_sample,
+    us_per_sample, with_timed_handlers,
 };
 use super::{Bench, Context, Row};
 use crate::Result;
@@ -122,14 +122,7 @@ fn parts() -> Vec<Part> {
 /// are timed.
 fn time() -> String {
     let timed = timed(CYCLES, "-c 100000", 5000);
-    format!(
-        "{timed}cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && echo 1 > events/nmi/nmi_handler/enable && \
-         cd /root && {CYCLES} -c 1000000 -- workload --scale 5000 && \
-         echo 0 > /sys/kernel/tracing/events/nmi/nmi_handler/enable; \
-         awk '/(vpmu_pmu_nmi|perf_event_nmi_handler)/ && match($0, /delta_ns: [0-9]+/) \
-         {{ n++; sum += substr($0, RSTART + 10, RLENGTH - 10) }} \
-         END {{ print \"handlers\", n + 0, sum + 0 }}' /sys/kernel/tracing/trace"
-    )
+    timed + &with_timed_handlers(&format!("{CYCLES} -c 1000000 -- workload --scale 5000"))
 }
 
 fn of_time(row: &result::Row) -> Result<Vec<Figure>> {

@@ -98,7 +98,19 @@ pub(super) fn first(row: &result::Row, word: &str) -> Result<f64> {
     number.ok_or_else(|| row.failed())
 }
 
-/// Returns the mean time of the guest's NMI handlers in ns, by the line `handlers COUNT SUM`; `None` when none has run.
+/// Returns `command` with a clock around each of the guest's NMI handlers that serve its PMU, for [`handler_mean`].
+pub(super) fn with_timed_handlers(command: &str) -> String {
+    format!(
+        "cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && echo 1 > events/nmi/nmi_handler/enable && \
+         cd /root && {command}; echo 0 > /sys/kernel/tracing/events/nmi/nmi_handler/enable; \
+         awk '/(vpmu_pmu_nmi|perf_event_nmi_handler)/ && match($0, /delta_ns: [0-9]+/) \
+         {{ n++; sum += substr($0, RSTART + 10, RLENGTH - 10) }} \
+         END {{ print \"handlers\", n + 0, sum + 0 }}' /sys/kernel/tracing/trace"
+    )
+}
+
+/// Returns the mean time of the guest's NMI handlers in ns, by the output of [`with_timed_handlers`]; `None` when none has
+/// run.
 pub(super) fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
     match numbers(&row.output, "handlers").as_deref() {
         Some(&[count, sum]) => Ok((count > 0.0).then(|| sum / count)),

@@ -4,7 +4,7 @@
 //! The guest's own tracepoint `nmi:nmi_handler` times its PMU handler, so the
 //! figure holds every exit that the handler causes.
 
-use super::parts::handler_mean;
+use super::parts::{handler_mean, with_timed_handlers};
 use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
 use crate::report::result::Run;
@@ -76,23 +76,17 @@ impl Part {
     /// instead of a frequency. With a frequency perf takes more samples the slower they are, and the
     /// QEMU that emulates the host fails after some tens of thousands.
     fn command(&self) -> String {
-        format!(
-            "cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && \
-             echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent && \
+        with_timed_handlers(&format!(
+            "echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent && \
              echo 10000 > /proc/sys/kernel/perf_event_max_sample_rate && \
              echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent && \
-             echo 1 > events/nmi/nmi_handler/enable && cd /root && \
              for run in $(seq {runs}); do \
              perf record --no-bpf-event -q -c 1000000 -e {events} \
-             -o perf.data -- workload --scale {scale} || exit; done; \
-             echo 0 > /sys/kernel/tracing/events/nmi/nmi_handler/enable; \
-             awk '/perf_event_nmi_handler/ && match($0, /delta_ns: [0-9]+/) \
-             {{ n++; sum += substr($0, RSTART + 10, RLENGTH - 10) }} \
-             END {{ print \"handlers\", n + 0, sum + 0 }}' /sys/kernel/tracing/trace",
+             -o perf.data -- workload --scale {scale} || exit; done",
             runs = self.runs,
             scale = self.scale,
             events = self.events
-        )
+        ))
     }
 }
 

@@ -9,7 +9,7 @@ use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfHost};
 
-use super::{FIRST, HARDWARE_ONLY, Outcome, SECOND, THIRD, holds_if, host};
+use super::{FIRST, Found, SECOND, THIRD, Unseen, hardware_only, holds_if, host};
 
 const USER: u64 = RawPerfEvtSel::USR;
 const KERNEL: u64 = RawPerfEvtSel::OS;
@@ -18,31 +18,26 @@ const ROUNDS: u64 = 100_000;
 /// Moves of a thread to another processor.
 const MOVES: usize = 20;
 
-/// Returns a host that counts instructions of each of these rings, or a check that is skipped.
-fn counting(rings: &[(Counter, u64)]) -> Result<Result<PerfHost, Outcome>, String> {
+/// Returns a host that counts instructions of each of these rings.
+fn counting(rings: &[(Counter, u64)]) -> Result<PerfHost, Unseen> {
     let mut host = host(Backing::Hardware)?;
     for &(counter, ring) in rings {
         let instructions = RawPerfEvtSel(0xc0 | ring).config(Version::V2);
-        match host.create(counter, &instructions) {
-            Ok(()) => {}
-            // As in a guest whose PMU is made of a clock.
-            Err(lost @ Lost::Unsupported) => return Ok(Err(Outcome::Skipped(lost.to_string()))),
-            Err(lost) => return Err(format!("instructions cannot be counted: {lost}")),
-        }
+        host.create(counter, &instructions)
+            .map_err(|lost| match lost {
+                // As in a guest whose PMU is made of a clock.
+                Lost::Unsupported => Unseen::Skipped(lost.to_string()),
+                _ => Unseen::Broken(format!("instructions cannot be counted: {lost}")),
+            })?;
     }
-    Ok(Ok(host))
+    Ok(host)
 }
 
 /// The instructions of both rings together are those of each.
-pub(super) fn rings(backing: Backing) -> Result<Outcome, String> {
-    if backing == Backing::Clock {
-        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
-    }
+pub(super) fn rings(backing: Backing) -> Found {
+    hardware_only(backing)?;
     let counted = [(FIRST, USER), (SECOND, KERNEL), (THIRD, USER | KERNEL)];
-    let mut host = match counting(&counted)? {
-        Ok(host) => host,
-        Err(skipped) => return Ok(skipped),
-    };
+    let mut host = counting(&counted)?;
     host.resume(CounterSet::first(3));
     for n in 0..2000 {
         black_box(n);
@@ -58,13 +53,9 @@ pub(super) fn rings(backing: Backing) -> Result<Outcome, String> {
 
 /// A thread's loops are counted alike: alone or beside others, still or moved between processors. One thread runs at a
 /// time, because QEMU counts the instructions of all its processors on each.
-pub(super) fn threads(backing: Backing) -> Result<Outcome, String> {
-    if backing == Backing::Clock {
-        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
-    }
-    if let Err(skipped) = counting(&[(FIRST, USER)])? {
-        return Ok(skipped);
-    }
+pub(super) fn threads(backing: Backing) -> Found {
+    hardware_only(backing)?;
+    counting(&[(FIRST, USER)])?;
     let allowed = sched_getaffinity(None).map_err(|error| error.to_string())?;
     let all: Vec<usize> = (0..CpuSet::MAX_CPU)
         .filter(|&at| allowed.is_set(at))
@@ -76,7 +67,7 @@ pub(super) fn threads(backing: Backing) -> Result<Outcome, String> {
         let threads = (1..=THREADS).map(|times| scope.spawn(move || work(times, first)));
         let threads: Vec<_> = threads.collect();
         let counts = threads.into_iter().map(joined);
-        counts.collect::<Result<Vec<u64>, String>>()
+        counts.collect::<Result<Vec<u64>, Unseen>>()
     })?;
     // Another thread's loops would be a third as many again, at least.
     let is_of = |count: u64, times| {
@@ -93,16 +84,14 @@ pub(super) fn threads(backing: Backing) -> Result<Outcome, String> {
     holds_if(alike && is_of(moved, 1), seen)
 }
 
-fn joined(thread: thread::ScopedJoinHandle<'_, Result<u64, String>>) -> Result<u64, String> {
+fn joined(thread: thread::ScopedJoinHandle<'_, Result<u64, Unseen>>) -> Result<u64, Unseen> {
     thread.join().map_err(|_| "a thread ended".to_owned())?
 }
 
 /// Does some loops `times` times on each of these processors in turn, and returns the instructions of this thread's user
 /// space.
-fn work(times: u64, processors: &[usize]) -> Result<u64, String> {
-    let Ok(mut host) = counting(&[(FIRST, USER)])? else {
-        return Err("instructions are counted no more".to_owned());
-    };
+fn work(times: u64, processors: &[usize]) -> Result<u64, Unseen> {
+    let mut host = counting(&[(FIRST, USER)])?;
     host.resume(FIRST.alone());
     for &processor in processors.iter().cycle().take(MOVES) {
         let mut one = CpuSet::new();
