@@ -15,7 +15,6 @@ use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
 use crate::report::result::Run;
 use crate::report::story::{Group, Page};
-use crate::spec::arch::Arch;
 use crate::spec::design::{Model, Policy};
 
 pub(super) const BENCH: Bench = Bench {
@@ -90,18 +89,11 @@ const KVM_NAMES: [(&str, &str); 6] = [
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let runs = context.compare(
         "1",
-        Arch::X86_64,
         &emulated(&[Policy::Paused]),
         &["--approximate-instructions"],
         &context.with_events(COMMAND),
     )?;
-    let one_event = context.compare(
-        "2",
-        Arch::X86_64,
-        &emulated(&[Policy::Paused]),
-        &[],
-        ONE_EVENT,
-    )?;
+    let one_event = context.compare("2", &emulated(&[Policy::Paused]), &[], ONE_EVENT)?;
     // AMD has other registers.
     let registers = match context.model {
         Model::Auto | Model::Intel => &PUBLISHED_MSRS[..],

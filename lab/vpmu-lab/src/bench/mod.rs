@@ -156,30 +156,16 @@ impl Context<'_> {
         }
     }
 
-    /// Runs `command` under each of `designs` with options `vmm_args` for the VMM. `part`
+    /// Runs `command` in x86 guests under each of `designs` with options `vmm_args` for the VMM. `part`
     /// distinguishes the kept logs of several calls.
     fn compare(
         &self,
         part: &str,
-        arch: Arch,
         designs: &[Design],
         vmm_args: &[&str],
         command: &str,
     ) -> Result<Vec<result::Row>> {
-        self.compare_with(&[], part, arch, designs, vmm_args, command)
-    }
-
-    /// Compares as [`Context::compare`] does, with `programs` of this project in the guest.
-    fn compare_with(
-        &self,
-        programs: &[&'static str],
-        part: &str,
-        arch: Arch,
-        designs: &[Design],
-        vmm_args: &[&str],
-        command: &str,
-    ) -> Result<Vec<result::Row>> {
-        let is_ours = |design: &Design| arch == Arch::X86_64 && design.pmu == Pmu::Emulated;
+        let is_ours = |design: &Design| design.pmu == Pmu::Emulated;
         let model = match designs.iter().any(is_ours) {
             true => self.model,
             false => Model::default(),
@@ -187,8 +173,7 @@ impl Context<'_> {
         let request = Request {
             model,
             vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
-            programs: programs.to_vec(),
-            ..Request::new(arch)
+            ..Request::new(Arch::X86_64)
         };
         self.compare_as(request, part, designs, command)
     }

@@ -9,7 +9,6 @@ use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
 use crate::report::result::Run;
 use crate::report::story::{Group, Page};
-use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
@@ -96,7 +95,6 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     for (number, part) in (1..).zip(&PARTS) {
         let runs = context.compare(
             &format!("{number}"),
-            Arch::X86_64,
             &designs,
             &["--approximate-instructions"],
             &context.with_events(&part.command()),

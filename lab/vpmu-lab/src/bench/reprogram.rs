@@ -6,11 +6,11 @@
 
 use std::process::Command;
 
-use serde::Deserialize;
-
 use super::{Bench, Context, Row, emulated};
 use crate::image::artifacts;
+use crate::report::figures::Report;
 use crate::report::story::{Group, Page};
+use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 use crate::{Error, Result};
@@ -36,20 +36,6 @@ const PUBLISHED: [(&str, &str, f64); 2] = [
     ("handle_overflow_ns", "reuse", 97.0),
 ];
 
-/// The program's output.
-#[derive(Deserialize)]
-struct Report {
-    rows: Vec<Measured>,
-}
-
-#[derive(Deserialize)]
-struct Measured {
-    figure: String,
-    mode: String,
-    measured: Option<f64>,
-    unit: String,
-}
-
 /// The program's names of its modes, which are also those of this machine's figures; the names for the lab's machine and
 /// for a guest.
 const MODES: [[&str; 3]; 3] = [
@@ -60,7 +46,6 @@ const MODES: [[&str; 3]; 3] = [
 const THIS: usize = 0;
 const NATIVE: usize = 1;
 const GUEST: usize = 2;
-const UNITS: [&str; 2] = ["ns", "operations"];
 /// The command of the lab's machine and of a guest. It first checks that hardware events keep the promises on which the
 /// engine relies, because figures of other events would mean nothing. It handles fewer overflows,
 /// as each costs a guest exits.
@@ -100,14 +85,12 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let native = context.qemu.has_x86_pmu().then_some(Pmu::Native.into());
     let guest = emulated(&[Policy::default()]);
     let designs: Vec<Design> = native.into_iter().chain(guest).collect();
-    let guests = context.compare_with(
-        &[artifacts::REPROGRAM],
-        "guest",
-        Arch::X86_64,
-        &designs,
-        &[],
-        IN_GUEST,
-    )?;
+    let request = Request {
+        model: context.model,
+        programs: vec![artifacts::REPROGRAM],
+        ..Request::new(Arch::X86_64)
+    };
+    let guests = context.compare_as(request, "guest", &designs, IN_GUEST)?;
     for guest in &guests {
         let place = match guest.design.pmu {
             Pmu::Native => NATIVE,
@@ -121,19 +104,18 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 /// Reads the program's figures; `place` is an index of [`MODES`].
 fn parse(output: &[u8], place: usize) -> Option<Vec<Row>> {
     let report: Report = serde_json::from_slice(output).ok()?;
-    report
-        .rows
-        .into_iter()
-        .map(|row| {
-            let names = MODES.into_iter().find(|names| names[0] == row.mode)?;
-            let published = PUBLISHED
-                .iter()
-                .find(|(figure, of, _)| *figure == row.figure && *of == row.mode);
-            let unit = UNITS.into_iter().find(|&unit| unit == row.unit)?;
-            let published = published.map(|(_, _, value)| *value);
-            Some(Row::new(row.figure, names[place], row.measured, unit).beside(published))
-        })
-        .collect()
+    let named = report.rows().iter().map(|row| {
+        let names = MODES.into_iter().find(|names| names[0] == row.mode)?;
+        let published = PUBLISHED
+            .iter()
+            .find(|(figure, of, _)| *figure == row.figure && *of == row.mode);
+        let row = Row {
+            mode: names[place].to_owned(),
+            ..row.clone()
+        };
+        Some(row.beside(published.map(|(_, _, value)| *value)))
+    });
+    named.collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use super::parts::{QUIET, first};
 use super::{Bench, Context, Row, emulated, hundredths};
 use crate::Result;
 use crate::report::story::{Group, Page};
-use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
@@ -51,7 +50,7 @@ fn command() -> String {
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let designs = emulated(&[Policy::Paused]);
-    let runs = context.compare("mixed", Arch::X86_64, &designs, &[], &command())?;
+    let runs = context.compare("mixed", &designs, &[], &command())?;
     let mut rows = Vec::new();
     for run in &runs {
         let whole = first(run, "whole:cycles")?;

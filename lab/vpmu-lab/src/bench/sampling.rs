@@ -10,7 +10,6 @@ use super::{Bench, Context, Row, emulated, hundredths, mode};
 use crate::Result;
 use crate::report::result;
 use crate::report::story::{Group, Page};
-use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
@@ -59,14 +58,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         true => "cycles",
         false => "cpu-clock",
     };
-    let host = context.compare("host", Arch::X86_64, &native, &[], &command(event))?;
-    let guests = context.compare(
-        "guest",
-        Arch::X86_64,
-        &emulated(&POLICIES),
-        &[],
-        &command("cycles"),
-    )?;
+    let host = context.compare("host", &native, &[], &command(event))?;
+    let guests = context.compare("guest", &emulated(&POLICIES), &[], &command("cycles"))?;
     let host = Profile::of(&host[0])?;
     let guests = guests
         .iter()
@@ -106,7 +99,7 @@ fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
     let command = timed(CYCLES, period, 5000);
     let label = format!("cost{}", kind.replace(':', "-"));
     let designs = emulated(&[Policy::Paused]);
-    let runs = context.compare(&label, Arch::X86_64, &designs, &[], &command)?;
+    let runs = context.compare(&label, &designs, &[], &command)?;
     let row = |row: &result::Row, figure, measured, unit| {
         Row::new(format!("{figure}{kind}"), mode(row.design), measured, unit)
     };

@@ -7,7 +7,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 use vpmu_kernel::Kernel;
@@ -19,7 +18,7 @@ use crate::host::files::write_whole;
 use crate::host::progress::Progress;
 use crate::image::archive::{Archive, Contents};
 use crate::image::cache::Cache;
-use crate::image::debian::{DPKG_DEB, Pool, Selection};
+use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -149,10 +148,7 @@ impl Images {
 fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()> {
     let tree = scratch.join("tree");
     fs::create_dir(&tree).map_err(Error::file("create", &tree))?;
-    for package in &pool.manifest().packages {
-        cancel.check()?;
-        unpack(&pool.verified(package)?, pool.arch(), &tree)?;
-    }
+    pool.unpack("", &tree, cancel)?;
     let missing = |what| pool.missing(what);
     let (vmlinuz, kernel_release) = find_kernel(&tree).ok_or_else(|| pool.missing("the kernel"))?;
     let kernel = made.join(KERNEL);
@@ -189,67 +185,6 @@ pub fn unpack_kernel(packed: &Path, path: &Path) -> Result<()> {
     let refused = |error: vpmu_kernel::Error| Error::format(packed, error.to_string());
     let kernel = Kernel::open(packed).map_err(refused)?;
     write_whole(path, kernel.elf())
-}
-
-/// Unpacks programs, libraries and the kernel of one package into `tree`.
-fn unpack(package: &Path, arch: Arch, tree: &Path) -> Result<()> {
-    let mut command = DPKG_DEB.command()?;
-    command
-        .arg("--fsys-tarfile")
-        .arg(package)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    let mut child = command
-        .spawn()
-        .map_err(Error::file("run", DPKG_DEB.program))?;
-    let output = child.stdout.take().expect("standard output is piped");
-    let unpacked = unpack_wanted(tar::Archive::new(output), arch, tree);
-    let status = child.wait().map_err(Error::file("run", DPKG_DEB.program))?;
-    unpacked.map_err(Error::file("unpack", package))?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(Error::Program {
-        program: DPKG_DEB.program.to_owned(),
-        status: status.to_string(),
-        output: package.display().to_string(),
-        hint: DPKG_DEB.hint,
-    })
-}
-
-fn unpack_wanted(
-    mut archive: tar::Archive<impl std::io::Read>,
-    arch: Arch,
-    tree: &Path,
-) -> std::io::Result<()> {
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let path = entry.path()?.to_string_lossy().into_owned();
-        let path = path.trim_start_matches("./");
-        let wanted = path.starts_with("usr/bin/")
-            || path.starts_with("boot/vmlinuz-")
-            || path.starts_with("usr/lib/ld-linux")
-            || path.starts_with("usr/lib64/ld-linux")
-            || path.strip_prefix(arch.libraries()).is_some_and(|name| {
-                name.starts_with("/ld-linux") || (name.starts_with("/lib") && name.contains(".so"))
-            })
-            || (arch == Arch::X86_64 && (module_name(path).is_some() || is_firmware(path)));
-        if wanted {
-            entry.unpack_in(tree)?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns the name of the KVM module at `path`, compressed or not.
-fn module_name(path: &str) -> Option<&'static str> {
-    let file = path.strip_prefix("usr/lib/modules/")?.rsplit('/').next()?;
-    let name = file.split_once(".ko")?.0;
-    KVM_MODULES.into_iter().find(|&module| module == name)
-}
-
-fn is_firmware(path: &str) -> bool {
-    FIRMWARE.contains(&path)
 }
 
 fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {

@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -49,20 +48,10 @@ impl Clock {
 
     /// Returns QEMU's options.
     pub fn arguments(&self) -> [OsString; 2] {
-        let mut socket = OsString::from("unix:");
         // A comma separates options unless there are two.
-        for (n, part) in self
-            .socket
-            .as_os_str()
-            .as_bytes()
-            .split(|&byte| byte == b',')
-            .enumerate()
-        {
-            socket.push(if n == 0 { "" } else { ",," });
-            socket.push(std::ffi::OsStr::from_bytes(part));
-        }
-        socket.push(",server=on,wait=off");
-        ["-qmp".into(), socket]
+        let socket = self.socket.display().to_string().replace(',', ",,");
+        let socket = format!("unix:{socket},server=on,wait=off");
+        ["-qmp".into(), socket.into()]
     }
 
     /// Tells whether the clock stands still, after `used` of QEMU's processor time. A QEMU that does not answer is not

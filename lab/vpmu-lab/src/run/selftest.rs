@@ -47,8 +47,9 @@ pub struct Check {
 }
 
 /// What came of a check.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, strum::Display)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Verdict {
     /// It is as it should be.
     Holds,
@@ -56,16 +57,6 @@ pub enum Verdict {
     Fails,
     /// This machine has nothing to check.
     Cannot,
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Holds => "holds",
-            Self::Fails => "fails",
-            Self::Cannot => "cannot",
-        })
-    }
 }
 
 impl Found {

@@ -12,25 +12,13 @@ use vpmu_measure::HostJob;
 
 use super::host::{ended, run_silent};
 use super::ours::LOADER;
-use super::{qemu, tracing};
+use super::qemu;
 
 /// The command.
 pub(crate) const VPMU: &str = "/vpmu/vpmu";
 
 /// Runs the guest to its end and reports.
 pub(crate) fn run(
-    process: Process,
-    job: &HostJob,
-    name: &str,
-    options: &[String],
-    initrd: &[&str],
-) -> Result<(), Errno> {
-    tracing::run_if(process, job.trace, || {
-        run_qemu(process, job, name, options, initrd)
-    })
-}
-
-fn run_qemu(
     process: Process,
     job: &HostJob,
     name: &str,

@@ -10,7 +10,6 @@ use vpmu_guest_tools::sys::Errno;
 use vpmu_measure::HostJob;
 
 use super::host::{KERNEL, ended, run_silent};
-use super::tracing;
 
 /// The VMM's name.
 pub(crate) const NAME: &str = "vpmu-vmm";
@@ -30,15 +29,6 @@ type Saved<'a> = (&'a str, &'a [String]);
 
 /// Runs the guest to its end and reports.
 pub(crate) fn run(
-    process: Process,
-    job: &HostJob,
-    saved: Option<Saved<'_>>,
-    initrd: &[&str],
-) -> Result<(), Errno> {
-    tracing::run_if(process, job.trace, || run_vmm(process, job, saved, initrd))
-}
-
-fn run_vmm(
     process: Process,
     job: &HostJob,
     saved: Option<Saved<'_>>,

@@ -12,7 +12,7 @@ use vpmu_measure::{Host, HostJob, HostVmm, Record};
 
 use super::host::{busybox, power_off, report, set};
 use super::stats::HostStats;
-use super::{exec, ours, qemu, theirs};
+use super::{exec, ours, qemu, theirs, tracing};
 
 /// The guest's job as an archive, when the guest comes from the lab.
 const JOB: &str = "/guest/job.cpio";
@@ -70,7 +70,11 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
         }
         HostVmm::Ours { save, restore } => {
             let saved = save.as_deref().map(|path| (path, restore.as_slice()));
-            ours::run(process, &job, saved, initrd)
+            let run = || ours::run(process, &job, saved, initrd);
+            match job.trace {
+                true => tracing::run(process, run),
+                false => run(),
+            }
         }
     }
     .map_err(|errno| format!("failed to run the VMM: {errno}"))?;

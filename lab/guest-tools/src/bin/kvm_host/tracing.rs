@@ -42,17 +42,8 @@ const BEGIN_MARK: &str = "val 0x1";
 /// The line that this program's other process writes when the VMM has ended.
 const GONE: &str = "gone";
 
-/// Runs the guest by `vmm` to its end, with a report of each measurement where `traces`.
-pub(crate) fn run_if(
-    process: Process,
-    traces: bool,
-    vmm: impl Fn() -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    if traces { run(process, vmm) } else { vmm() }
-}
-
 /// Runs the guest by `vmm` to its end and reports a [`Trace`] of each measurement.
-fn run(process: Process, vmm: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+pub(crate) fn run(process: Process, vmm: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     begin(process)?;
     let mut taken = Vec::new();
     run_noticing(vmm, |_| {

@@ -68,19 +68,19 @@ fn registers(version: u64) -> Result<(), Failure> {
     // Counters stand still: PMCR.E is 0.
     write(PMCCNTR_EL0, 0x1_2345_6789)?;
     let low = a32_at_el0(mrc(PMCCNTR_EL0), 0)?;
-    check(format_args!("PMCCNTR"), low, 0x2345_6789)?;
+    check("PMCCNTR", low, 0x2345_6789)?;
     a32_at_el0(mcr(PMCCNTR_EL0), 7)?;
     let kept = read(PMCCNTR_EL0)?;
-    check(format_args!("PMCCNTR after MCR"), kept, 0x1_0000_0007)?;
+    check("PMCCNTR after MCR", kept, 0x1_0000_0007)?;
 
     a32_at_el0(mcr(PMCNTENSET_EL0), 1 << CYCLE)?;
     let enabled = a32_at_el0(mrc(PMCNTENCLR_EL0), 0)?;
-    check(format_args!("PMCNTEN"), enabled, 1 << CYCLE)?;
+    check("PMCNTEN", enabled, 1 << CYCLE)?;
     write(PMCNTENCLR_EL0, !0)?;
     a32_at_el0(mcr(PMSELR_EL0), 31)?;
-    check(format_args!("PMSELR"), read(PMSELR_EL0)?, 31)?;
+    check("PMSELR", read(PMSELR_EL0)?, 31)?;
     let user = a32_at_el0(mrc(PMUSERENR_EL0), 0)?;
-    check(format_args!("PMUSERENR"), user, EN)?;
+    check("PMUSERENR", user, EN)?;
     for (upper, register) in [(4, PMCEID0_EL0), (5, PMCEID1_EL0)] {
         let whole = read(register)?;
         let low = a32_at_el0(mrc(register), 0)?;
@@ -107,16 +107,16 @@ fn cycle_counter(_: &Context) -> Verdict {
         return Ok(Pass::Deviates(NO_MRRC));
     }
     let lower = a32_at_el0(MRRC_LOWER, 0)?;
-    check(format_args!("PMCCNTR lower"), lower, 0x2345_6789)?;
+    check("PMCCNTR lower", lower, 0x2345_6789)?;
     let upper = a32_at_el0(MRRC_UPPER, 0)?;
-    check(format_args!("PMCCNTR upper"), upper, 1)?;
+    check("PMCCNTR upper", upper, 1)?;
     a32_at_el0(MCRR, 9)?;
     let both = read(PMCCNTR_EL0)?;
-    check(format_args!("PMCCNTR after MCRR"), both, 0x9_0000_0009)?;
+    check("PMCCNTR after MCRR", both, 0x9_0000_0009)?;
     write(PMUSERENR_EL0, CR)?;
     a32_at_el0(MRRC_LOWER, 0)?;
     let class = a32_at_el0(MCRR, 0).err().map_or(0, Fault::class);
-    check(format_args!("class of a refused MCRR"), class, MCRR_CLASS)?;
+    check("class of a refused MCRR", class, MCRR_CLASS)?;
     Ok(Pass::Ok)
 }
 
@@ -127,7 +127,7 @@ fn counter() -> Result<(), Failure> {
     a32_at_el0(mcr(pmevtyper(0)), FILTER_P | u64::from(event::CPU_CYCLES))?;
     a32_at_el0(mcr(pmevcntr(0)), 100)?;
     let set = a32_at_el0(mrc(pmevcntr(0)), 0)?;
-    check(format_args!("PMEVCNTR0"), set, 100)?;
+    check("PMEVCNTR0", set, 100)?;
     a32_at_el0(mcr(PMCNTENSET_EL0), 1)?;
     // Each access takes a few instructions, which count, too.
     for _ in 0..100 {
@@ -172,7 +172,7 @@ fn failed_condition() -> Result<(), Failure> {
     // The condition is EQ, and Z is clear when EL0 is entered.
     let never = mcr(PMSELR_EL0) & !CONDITION;
     a32_at_el0(never, 31)?;
-    check(format_args!("PMSELR"), read(PMSELR_EL0)?, 3)
+    check("PMSELR", read(PMSELR_EL0)?, 3)
 }
 
 /// Checks that EL1's registers are UNDEFINED, whatever PMUSERENR says.

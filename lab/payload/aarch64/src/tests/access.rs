@@ -119,7 +119,7 @@ fn selected(n: u8, register: Encoding) -> Verdict {
             ))));
         }
     }
-    check(format_args!("PMSELR after"), read(PMSELR_EL0)?, n.into())?;
+    check("PMSELR after", read(PMSELR_EL0)?, n.into())?;
     Ok(Pass::Ok)
 }
 

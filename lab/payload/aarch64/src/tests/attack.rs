@@ -75,7 +75,7 @@ fn target(cx: &Context) -> Result<u64, Failure> {
 /// Checks that the hypervisor at EL2 answers that it knows no such function.
 fn hypervisor_answers() -> Verdict {
     let answer = psci::hypervisor_call(0xc600_ff00);
-    check(format_args!("answer to an HVC"), answer, u64::MAX)?;
+    check("answer to an HVC", answer, u64::MAX)?;
     Ok(Pass::Ok)
 }
 

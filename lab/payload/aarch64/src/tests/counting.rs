@@ -154,11 +154,11 @@ fn together(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;
     loops::counted(cx.pmu.mask(), 1_000);
     let first = cx.pmu.value(0)?;
-    check_range(format_args!("counter 0"), first, 2_000, 2_008)?;
+    check_range("counter 0", first, 2_000, 2_008)?;
     for n in 1..cx.pmu.counters {
         check(format_args!("counter {n}"), cx.pmu.value(n)?, first)?;
     }
-    check_range(format_args!("cycles"), cx.pmu.value(CYCLE)?, 100, 100_000)?;
+    check_range("cycles", cx.pmu.value(CYCLE)?, 100, 100_000)?;
     Ok(Pass::Ok)
 }
 
@@ -190,13 +190,9 @@ fn globally_disabled(cx: &Context) -> Verdict {
     loops::spin(1_000);
     write(PMCR_EL0, 0)?;
     let stopped = read(PMCCNTR_EL0)?;
-    check_range(format_args!("cycles"), stopped, 100, 1_000_000)?;
+    check_range("cycles", stopped, 100, 1_000_000)?;
     loops::spin(1_000);
-    check(
-        format_args!("cycles after E = 0"),
-        read(PMCCNTR_EL0)?,
-        stopped,
-    )?;
+    check("cycles after E = 0", read(PMCCNTR_EL0)?, stopped)?;
     Ok(Pass::Ok)
 }
 
@@ -210,18 +206,13 @@ fn divided_cycles(cx: &Context) -> Verdict {
     let all = cx.pmu.count(CYCLE, 0, 100_000)?;
     write(PMCR_EL0, PMCR_E | PMCR_LC | PMCR_D)?;
     let with_lc = cx.pmu.count(CYCLE, 0, 100_000)?;
-    check_range(
-        format_args!("cycles with D and LC"),
-        with_lc,
-        all / 2,
-        all * 2,
-    )?;
+    check_range("cycles with D and LC", with_lc, all / 2, all * 2)?;
     write(PMCR_EL0, PMCR_E | PMCR_D)?;
     if read(PMCR_EL0)? & PMCR_LC != 0 {
         return Ok(Pass::Skip("PMCR.LC is RES1 without AArch32"));
     }
     let divided = cx.pmu.count(CYCLE, 0, 100_000)?;
-    check_range(format_args!("cycles with D"), divided, all / 128, all / 32)?;
+    check_range("cycles with D", divided, all / 128, all / 32)?;
     Ok(Pass::Ok)
 }
 
@@ -239,7 +230,7 @@ fn rewrite_running(cx: &Context) -> Verdict {
     write(PMCNTENCLR_EL0, 1)?;
     // The accesses themselves take some hundred instructions.
     check_range(
-        format_args!("counter"),
+        "counter",
         cx.pmu.value(0)?,
         0x10_0000 + 2_000,
         0x10_0000 + 3_000,
@@ -259,18 +250,13 @@ fn event_change(cx: &Context) -> Verdict {
     loops::spin(1_000);
     write(pmevtyper(0), event::SW_INCR.into())?;
     let stopped = cx.pmu.value(0)?;
-    check_range(format_args!("before"), stopped, 2_000, 3_000)?;
+    check_range("before", stopped, 2_000, 3_000)?;
     loops::spin(1_000);
-    check(format_args!("while SW_INCR"), cx.pmu.value(0)?, stopped)?;
+    check("while SW_INCR", cx.pmu.value(0)?, stopped)?;
     write(pmevtyper(0), event)?;
     loops::spin(1_000);
     write(PMCNTENCLR_EL0, 1)?;
-    check_range(
-        format_args!("after"),
-        cx.pmu.value(0)? - stopped,
-        2_000,
-        3_000,
-    )?;
+    check_range("after", cx.pmu.value(0)? - stopped, 2_000, 3_000)?;
     Ok(Pass::Ok)
 }
 
@@ -299,7 +285,7 @@ fn software_increment(cx: &Context) -> Verdict {
     }
     write(PMSWINC_EL0, 1)?;
     write(PMSWINC_EL0, 0)?;
-    check(format_args!("counter 0"), cx.pmu.value(0)?, 11)?;
+    check("counter 0", cx.pmu.value(0)?, 11)?;
     for n in 1..cx.pmu.counters {
         check(format_args!("counter {n}"), cx.pmu.value(n)?, 10)?;
     }
@@ -320,15 +306,15 @@ fn software_increment_others(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E)?;
     write(PMCNTENSET_EL0, 1)?;
     write(PMSWINC_EL0, !0)?;
-    check(format_args!("another event"), cx.pmu.value(0)?, 7)?;
-    check(format_args!("a disabled counter"), cx.pmu.value(1)?, 7)?;
+    check("another event", cx.pmu.value(0)?, 7)?;
+    check("a disabled counter", cx.pmu.value(1)?, 7)?;
     write(PMCNTENSET_EL0, 2)?;
     write(PMCR_EL0, 0)?;
     write(PMSWINC_EL0, !0)?;
-    check(format_args!("while E is 0"), cx.pmu.value(1)?, 7)?;
+    check("while E is 0", cx.pmu.value(1)?, 7)?;
     write(PMCR_EL0, PMCR_E)?;
     write(PMSWINC_EL0, !0)?;
-    check(format_args!("enabled"), cx.pmu.value(1)?, 8)?;
+    check("enabled", cx.pmu.value(1)?, 8)?;
     Ok(Pass::Ok)
 }
 
@@ -360,7 +346,7 @@ fn chain(cx: &Context) -> Verdict {
     cx.pmu.set_up(0, event::SW_INCR.into(), 0xffff_ffff)?;
     cx.pmu.set_up(1, event::CHAIN.into(), 0xffff_ffff)?;
     write(PMSWINC_EL0, 1)?;
-    check(format_args!("flags of both"), read(PMOVSSET_EL0)?, 3)?;
+    check("flags of both", read(PMOVSSET_EL0)?, 3)?;
     // A counted event does the same.
     let Some(event) = exact_event(cx) else {
         return Ok(Pass::Ok);
@@ -370,12 +356,7 @@ fn chain(cx: &Context) -> Verdict {
         .set_up(0, event, 0u64.wrapping_sub(1_000) & 0xffff_ffff)?;
     cx.pmu.set_up(1, event::CHAIN.into(), 0)?;
     loops::counted(3, 1_000);
-    check_range(
-        format_args!("low, counted"),
-        cx.pmu.value(0)? & 0xffff_ffff,
-        1_000,
-        1_008,
-    )?;
-    check(format_args!("high, counted"), cx.pmu.value(1)?, 1)?;
+    check_range("low, counted", cx.pmu.value(0)? & 0xffff_ffff, 1_000, 1_008)?;
+    check("high, counted", cx.pmu.value(1)?, 1)?;
     Ok(Pass::Ok)
 }

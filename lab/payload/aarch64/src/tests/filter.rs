@@ -95,8 +95,8 @@ fn software_increment(cx: &Context) -> Verdict {
         write(PMSWINC_EL0, 3)?;
     }
     crate::cell::write_at_el0(PMSWINC_EL0, 3)?;
-    check(format_args!("counter with P"), cx.pmu.value(0)?, 1)?;
-    check(format_args!("counter with U"), cx.pmu.value(1)?, 3)?;
+    check("counter with P", cx.pmu.value(0)?, 1)?;
+    check("counter with U", cx.pmu.value(1)?, 3)?;
     Ok(Pass::Ok)
 }
 
@@ -128,13 +128,9 @@ fn calls_cost_the_same_with_nsh(cx: &Context, n: u8, event: u64) -> Verdict {
     };
     let cost = |bits| Ok::<_, Failure>(calls(bits, 110)?.wrapping_sub(calls(bits, 10)?));
     let without = cost(0)?;
-    check_range(format_args!("100 calls"), without, 100, 20_000)?;
-    check(
-        format_args!("100 calls with NSH"),
-        cost(FILTER_NSH)?,
-        without,
-    )?;
-    check(format_args!("100 calls, again"), cost(0)?, without)?;
+    check_range("100 calls", without, 100, 20_000)?;
+    check("100 calls with NSH", cost(FILTER_NSH)?, without)?;
+    check("100 calls, again", cost(0)?, without)?;
     Ok(Pass::Ok)
 }
 
@@ -147,16 +143,11 @@ fn change_running(cx: &Context) -> Verdict {
     crate::loops::spin(1_000);
     write(PMCCFILTR_EL0, FILTER_P)?;
     let stopped = cx.pmu.value(CYCLE)?;
-    check_range(format_args!("before"), stopped, 100, 1_000_000)?;
+    check_range("before", stopped, 100, 1_000_000)?;
     crate::loops::spin(1_000);
-    check(format_args!("filtered"), cx.pmu.value(CYCLE)?, stopped)?;
+    check("filtered", cx.pmu.value(CYCLE)?, stopped)?;
     write(PMCCFILTR_EL0, 0)?;
     crate::loops::spin(1_000);
-    check_range(
-        format_args!("after"),
-        cx.pmu.value(CYCLE)? - stopped,
-        100,
-        1_000_000,
-    )?;
+    check_range("after", cx.pmu.value(CYCLE)? - stopped, 100, 1_000_000)?;
     Ok(Pass::Ok)
 }

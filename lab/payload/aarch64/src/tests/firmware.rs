@@ -35,7 +35,7 @@ fn gives(what: &str, got: i64, want: i64) -> Result<(), vpmu_payload_harness::Fa
 }
 
 fn version(_: &Context) -> Verdict {
-    check_range(format_args!("version"), psci::version() as u64, 2, 0x1_ffff)?;
+    check_range("version", psci::version() as u64, 2, 0x1_ffff)?;
     Ok(Pass::Ok)
 }
 
@@ -79,7 +79,7 @@ fn suspend_errors(cx: &Context) -> Verdict {
             psci::cpu_suspend(state),
             INVALID_PARAMETERS,
         )?;
-        check(format_args!("timer fired"), gic::timer_fired().into(), 0)?;
+        check("timer fired", gic::timer_fired().into(), 0)?;
     }
     let mut calls = 0;
     while !gic::timer_fired() {
@@ -88,14 +88,10 @@ fn suspend_errors(cx: &Context) -> Verdict {
     }
     // An interrupt of a hypervisor's own may end a stand-by, as it may end WFI: the end of a turn does. A call that does not
     // wait is made thousands of times.
-    check_range(format_args!("calls of a stand-by"), calls, 1, 1_000)?;
+    check_range("calls of a stand-by", calls, 1, 1_000)?;
     // The handler stops the timer.
     interruptible(|| spin(1_000));
-    check(
-        format_args!("interrupts"),
-        percpu::this().taken(cx.machine.timer),
-        1,
-    )?;
+    check("interrupts", percpu::this().taken(cx.machine.timer), 1)?;
     Ok(Pass::Ok)
 }
 
@@ -148,7 +144,7 @@ fn start_others(cx: &Context) -> Verdict {
             }
         }
         check(
-            format_args!("interrupts meanwhile"),
+            "interrupts meanwhile",
             percpu::this().taken_any(),
             1 + answered,
         )?;
@@ -169,7 +165,7 @@ fn start_others(cx: &Context) -> Verdict {
         gives("AFFINITY_INFO after CPU_OFF", psci::affinity_info(cpu), OFF)?;
     }
     // Nothing was sent to any other CPU.
-    check(format_args!("waits"), gic::interrupt_waits().into(), 0)?;
+    check("waits", gic::interrupt_waits().into(), 0)?;
     Ok(Pass::Ok)
 }
 

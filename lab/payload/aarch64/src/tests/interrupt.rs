@@ -75,23 +75,11 @@ fn taken(cx: &Context) -> u64 {
 
 /// Checks that there was one interrupt, one flag, and nothing else.
 pub(super) fn expect_one(cx: &Context, n: u8) -> Result<(), Failure> {
-    check(format_args!("interrupts"), taken(cx), 1)?;
-    check(
-        format_args!("any interrupts"),
-        percpu::this().taken_any(),
-        1,
-    )?;
-    check(
-        format_args!("flags in the interrupt"),
-        percpu::this().pmi_flags(),
-        1 << n,
-    )?;
-    check(format_args!("flags after"), read(PMOVSSET_EL0)?, 0)?;
-    check(
-        format_args!("active after"),
-        cx.gic.is_active(cx.machine.pmi).into(),
-        0,
-    )
+    check("interrupts", taken(cx), 1)?;
+    check("any interrupts", percpu::this().taken_any(), 1)?;
+    check("flags in the interrupt", percpu::this().pmi_flags(), 1 << n)?;
+    check("flags after", read(PMOVSSET_EL0)?, 0)?;
+    check("active after", cx.gic.is_active(cx.machine.pmi).into(), 0)
 }
 
 pub(super) fn delivered(cx: &Context) -> Verdict {
@@ -126,7 +114,7 @@ fn event_counter(cx: &Context) -> Verdict {
 fn at_el0(cx: &Context) -> Verdict {
     arm(cx, 100_000)?;
     loops::spin_at_el0(1_000_000)?;
-    check(format_args!("waits"), gic::interrupt_waits().into(), 1)?;
+    check("waits", gic::interrupt_waits().into(), 1)?;
     interruptible(|| spin(10));
     expect_one(cx, CYCLE)?;
     Ok(Pass::Ok)
@@ -194,8 +182,8 @@ fn not_enabled(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     write(PMINTENCLR_EL1, !0)?;
     interruptible(|| spin(100_000));
-    check(format_args!("interrupts"), percpu::this().taken_any(), 0)?;
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+    check("interrupts", percpu::this().taken_any(), 0)?;
+    check("flags", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
     Ok(Pass::Ok)
 }
 
@@ -216,8 +204,8 @@ fn let_through_late(cx: &Context) -> Verdict {
         arm(cx, 10_000)?;
         cx.gic.disable(cx.machine.pmi);
         interruptible(|| spin(20_000));
-        check(format_args!("while disabled"), taken(cx), 0)?;
-        check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+        check("while disabled", taken(cx), 0)?;
+        check("flags", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
         if !comes {
             write(PMOVSCLR_EL0, 1 << CYCLE)?;
         }
@@ -226,7 +214,7 @@ fn let_through_late(cx: &Context) -> Verdict {
         if comes {
             expect_one(cx, CYCLE)?;
         } else {
-            check(format_args!("afterwards"), taken(cx), 0)?;
+            check("afterwards", taken(cx), 0)?;
         }
     }
     Ok(Pass::Ok)
@@ -239,54 +227,33 @@ fn globally_off(cx: &Context) -> Verdict {
     write(PMINTENSET_EL1, 1 << CYCLE)?;
     write(PMOVSSET_EL0, 1 << CYCLE)?;
     interruptible(|| spin(1_000));
-    check(
-        format_args!("interrupts while E is 0"),
-        percpu::this().taken_any(),
-        0,
-    )?;
+    check("interrupts while E is 0", percpu::this().taken_any(), 0)?;
     write(PMOVSCLR_EL0, 1 << CYCLE)?;
     // E is set, the line goes high, and E is cleared again, all while masked.
     write(PMCR_EL0, PMCR_E)?;
     write(PMOVSSET_EL0, 1 << CYCLE)?;
-    check(
-        format_args!("waits with E"),
-        gic::interrupt_waits().into(),
-        1,
-    )?;
+    check("waits with E", gic::interrupt_waits().into(), 1)?;
     write(PMCR_EL0, 0)?;
     spin(1_000);
     interruptible(|| spin(1_000));
-    let first = check_or(
-        format_args!("interrupts after E = 0"),
-        taken(cx),
-        0,
-        (1, E_LEAVES_LINE),
-    )?;
-    check(format_args!("E"), read(PMCR_EL0)? & PMCR_E, 0)?;
+    let first = check_or("interrupts after E = 0", taken(cx), 0, (1, E_LEAVES_LINE))?;
+    check("E", read(PMCR_EL0)? & PMCR_E, 0)?;
     Ok(first)
 }
 
 /// Checks that an overflow while interrupts are masked waits, and comes once.
 fn pending_while_masked(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
-    check(
-        format_args!("waits before"),
-        gic::interrupt_waits().into(),
-        0,
-    )?;
+    check("waits before", gic::interrupt_waits().into(), 0)?;
     spin(100_000);
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
-    check(format_args!("waits"), gic::interrupt_waits().into(), 1)?;
+    check("flags", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+    check("waits", gic::interrupt_waits().into(), 1)?;
     check(
-        format_args!("next interrupt"),
+        "next interrupt",
         gic::next_interrupt(),
         cx.machine.pmi.into(),
     )?;
-    check(
-        format_args!("taken while masked"),
-        percpu::this().taken_any(),
-        0,
-    )?;
+    check("taken while masked", percpu::this().taken_any(), 0)?;
     interruptible(|| spin(1_000));
     expect_one(cx, CYCLE)?;
     Ok(Pass::Ok)
@@ -296,7 +263,7 @@ fn pending_while_masked(cx: &Context) -> Verdict {
 fn dropped_while_masked(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     spin(100_000);
-    check(format_args!("waits"), gic::interrupt_waits().into(), 1)?;
+    check("waits", gic::interrupt_waits().into(), 1)?;
     write(PMOVSCLR_EL0, !0)?;
     expect_dropped(cx)
 }
@@ -305,7 +272,7 @@ fn dropped_while_masked(cx: &Context) -> Verdict {
 fn dropped_by_pminten(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     spin(100_000);
-    check(format_args!("waits"), gic::interrupt_waits().into(), 1)?;
+    check("waits", gic::interrupt_waits().into(), 1)?;
     write(PMINTENCLR_EL1, !0)?;
     let verdict = expect_dropped(cx);
     write(PMOVSCLR_EL0, !0)?;
@@ -315,12 +282,7 @@ fn dropped_by_pminten(cx: &Context) -> Verdict {
 fn expect_dropped(cx: &Context) -> Verdict {
     spin(10_000);
     interruptible(|| spin(10_000));
-    check_or(
-        format_args!("interrupts"),
-        taken(cx),
-        0,
-        (1, TAKEN_ON_BEHALF),
-    )
+    check_or("interrupts", taken(cx), 0, (1, TAKEN_ON_BEHALF))
 }
 
 /// Checks that a handler that leaves the line high is entered again.
@@ -328,13 +290,9 @@ fn fires_again(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     percpu::this().set_pmi_action(PmiAction::KeepOnce);
     interruptible(|| spin(100_000));
-    check(format_args!("interrupts"), taken(cx), 2)?;
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 0)?;
-    check(
-        format_args!("active after"),
-        cx.gic.is_active(cx.machine.pmi).into(),
-        0,
-    )?;
+    check("interrupts", taken(cx), 2)?;
+    check("flags", read(PMOVSSET_EL0)?, 0)?;
+    check("active after", cx.gic.is_active(cx.machine.pmi).into(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -350,12 +308,8 @@ fn one_for_two(cx: &Context) -> Verdict {
     write(PMCNTENSET_EL0, 1)?;
     spin(100_000);
     interruptible(|| spin(1_000));
-    check(format_args!("interrupts"), taken(cx), 1)?;
-    check(
-        format_args!("flags"),
-        percpu::this().pmi_flags(),
-        1 << CYCLE | 1,
-    )?;
+    check("interrupts", taken(cx), 1)?;
+    check("flags", percpu::this().pmi_flags(), 1 << CYCLE | 1)?;
     Ok(Pass::Ok)
 }
 
@@ -365,7 +319,7 @@ fn repeated(cx: &Context) -> Verdict {
     for count in 1..=20 {
         write(PMCCNTR_EL0, minus(10_000))?;
         interruptible(|| spin(100_000));
-        check(format_args!("interrupts"), taken(cx), count)?;
+        check("interrupts", taken(cx), count)?;
     }
     Ok(Pass::Ok)
 }
@@ -404,7 +358,7 @@ fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
     cx.pmu.set_up(n, cycles, minus(100_000) & 0xffff_ffff)?;
     write(PMINTENSET_EL1, 1 << n)?;
     let pass = spin_to_overflow(cx, n)?;
-    check(format_args!("first"), taken(cx), 1)?;
+    check("first", taken(cx), 1)?;
     // The timer ticks as under an operating system. The ticks end the wait if
     // the second interrupt does not come, and suffice for a machine that would
     // be late without them.
@@ -418,7 +372,7 @@ fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
         }
     }
     gic::stop_timer();
-    check(format_args!("interrupts"), taken(cx), 2)?;
+    check("interrupts", taken(cx), 2)?;
     Ok(pass)
 }
 
@@ -434,6 +388,6 @@ fn split_end(cx: &Context) -> Verdict {
     interruptible(|| spin(100_000));
     gic::set_split_end(false);
     first?;
-    check_range(format_args!("second"), taken(cx), 1, 1)?;
+    check_range("second", taken(cx), 1, 1)?;
     Ok(Pass::Ok)
 }

@@ -81,7 +81,7 @@ pub(super) fn keep(machine: &Machine<'_>) -> Verdict {
             count += 1;
         }
     }
-    check_range(format_args!("registers"), count as u64, 40, MOST as u64 - 1)?;
+    check_range("registers", count as u64, 40, MOST as u64 - 1)?;
     let registers = &registers[..count];
     let mut random = Random(entry::image_address() ^ 0x9e37_79b9_7f4a_7c15);
     let mut verdict = Ok(Pass::Ok);

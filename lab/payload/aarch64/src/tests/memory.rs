@@ -23,11 +23,7 @@ const NEAR: u64 = 8 << 20;
 
 fn one_piece(cx: &Context) -> Verdict {
     let ram = &cx.machine.ram;
-    check(
-        format_args!("pieces of RAM"),
-        cx.machine.pieces_of_ram as u64,
-        1,
-    )?;
+    check("pieces of RAM", cx.machine.pieces_of_ram as u64, 1)?;
     let image = entry::image_address();
     check(
         format_args!("image at {image:#x} near the beginning"),
@@ -35,11 +31,7 @@ fn one_piece(cx: &Context) -> Verdict {
         1,
     )?;
     // Nothing is missing at the beginning.
-    check(
-        format_args!("beginning's alignment"),
-        ram.start % (1 << 27),
-        0,
-    )?;
+    check("beginning's alignment", ram.start % (1 << 27), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -72,7 +64,7 @@ fn set_way(_: &Context) -> Verdict {
                 _ => asm!("dc cisw, {}", "dsb sy", in(reg) operand, options(nostack)),
             }
         }
-        check(format_args!("the word"), word.load(Relaxed), operand)?;
+        check("the word", word.load(Relaxed), operand)?;
     }
     Ok(Pass::Ok)
 }

@@ -32,11 +32,7 @@ pub(super) const TESTS: &[Test] = &[
         keeps_all(cx, || {
             write(PMSELR_EL0, 1)?;
             write(PMXEVTYPER_EL0, event::CHAIN.into())?;
-            check(
-                format_args!("the type"),
-                read(pmevtyper(1))?,
-                event::CHAIN.into(),
-            )?;
+            check("the type", read(pmevtyper(1))?, event::CHAIN.into())?;
             write(PMXEVTYPER_EL0, event::SW_INCR.into())?;
             write(PMSELR_EL0, SELECTION)
         })
@@ -58,12 +54,12 @@ fn one_flag_of_two(cx: &Context) -> Verdict {
         cx.pmu.set_up(n, event::CPU_CYCLES.into(), LOW)?;
     }
     loops::counted(3, 10);
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 3)?;
+    check("flags", read(PMOVSSET_EL0)?, 3)?;
     write(PMOVSCLR_EL0, 1)?;
-    check(format_args!("flags after"), read(PMOVSCLR_EL0)?, 2)?;
+    check("flags after", read(PMOVSCLR_EL0)?, 2)?;
     loops::counted(1, 10);
     write(PMOVSSET_EL0, 1)?;
-    check(format_args!("flags at last"), read(PMOVSSET_EL0)?, 3)?;
+    check("flags at last", read(PMOVSSET_EL0)?, 3)?;
     Ok(Pass::Ok)
 }
 
@@ -76,11 +72,7 @@ fn flag_of_a_stopped_counter(cx: &Context) -> Verdict {
     loops::counted(1 << CYCLE, 10);
     write(PMOVSSET_EL0, 1 << CYCLE)?;
     spin(1_000);
-    check(
-        format_args!("flags before"),
-        read(PMOVSSET_EL0)?,
-        1 << CYCLE,
-    )?;
+    check("flags before", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
     interruptible(|| spin(1_000));
     expect_one(cx, CYCLE)?;
     Ok(Pass::Ok)
@@ -93,11 +85,7 @@ fn line_by_pminten(cx: &Context) -> Verdict {
     cx.pmu.set_up(CYCLE, 0, LOW)?;
     loops::counted(1 << CYCLE, 10);
     interruptible(|| spin(1_000));
-    check(
-        format_args!("interrupts before"),
-        percpu::this().taken_any(),
-        0,
-    )?;
+    check("interrupts before", percpu::this().taken_any(), 0)?;
     write(PMINTENSET_EL1, 1 << CYCLE)?;
     interruptible(|| spin(1_000));
     expect_one(cx, CYCLE)?;
@@ -113,7 +101,7 @@ fn reset_keeps_flags(cx: &Context) -> Verdict {
         write(pmevcntr(n), 7)?;
     }
     write(PMCR_EL0, PMCR_E | PMCR_P | PMCR_C)?;
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+    check("flags", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
     for n in (0..cx.pmu.counters).chain([CYCLE]) {
         check(format_args!("counter {n}"), cx.pmu.value(n)?, 0)?;
     }
@@ -137,9 +125,9 @@ fn increment_between_writes(cx: &Context) -> Verdict {
             cx.pmu.value(0)? & LOW,
             (start + 2) & LOW,
         )?;
-        check(format_args!("the stopped one"), cx.pmu.value(1)?, start)?;
+        check("the stopped one", cx.pmu.value(1)?, start)?;
     }
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1)?;
+    check("flags", read(PMOVSSET_EL0)?, 1)?;
     Ok(Pass::Ok)
 }
 
@@ -148,16 +136,12 @@ fn width_while_counting(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;
     cx.pmu.set_up(CYCLE, 0, LOW)?;
     loops::counted(1 << CYCLE, 10);
-    check(format_args!("flags of 64 bits"), read(PMOVSSET_EL0)?, 0)?;
+    check("flags of 64 bits", read(PMOVSSET_EL0)?, 0)?;
     write(PMCCNTR_EL0, LOW)?;
     write(PMCR_EL0, PMCR_E)?;
     if read(PMCR_EL0)? & PMCR_LC == 0 {
         loops::counted(1 << CYCLE, 10);
-        check(
-            format_args!("flags of 32 bits"),
-            read(PMOVSSET_EL0)?,
-            1 << CYCLE,
-        )?;
+        check("flags of 32 bits", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
     }
     if !cx.pmu.long_counters() || cx.pmu.counters == 0 {
         return Ok(Pass::Ok);
@@ -169,7 +153,7 @@ fn width_while_counting(cx: &Context) -> Verdict {
     loops::counted(1, 10);
     write(PMCR_EL0, PMCR_E)?;
     loops::counted(1, 2_000_000);
-    check(format_args!("the event counter's"), read(PMOVSSET_EL0)?, 1)?;
+    check("the event counter's", read(PMOVSSET_EL0)?, 1)?;
     Ok(Pass::Ok)
 }
 
@@ -190,7 +174,7 @@ fn keeps_all(cx: &Context, change: fn() -> Result<(), Failure>) -> Verdict {
     let before = read(PMCCNTR_EL0)?;
     change()?;
     let after = read(PMCCNTR_EL0)?;
-    check_range(format_args!("cycles"), after - before, 1, 1_000_000)?;
+    check_range("cycles", after - before, 1, 1_000_000)?;
     let expected = [
         ("PMCNTEN", PMCNTENSET_EL0, 1 | 1 << CYCLE),
         ("PMINTEN", PMINTENSET_EL1, 2),
@@ -203,10 +187,6 @@ fn keeps_all(cx: &Context, change: fn() -> Result<(), Failure>) -> Verdict {
     for (name, register, value) in expected {
         check(format_args!("{name}"), read(register)?, value)?;
     }
-    check(
-        format_args!("PMCR.E"),
-        read(PMCR_EL0)? & (PMCR_E | PMCR_X),
-        PMCR_E,
-    )?;
+    check("PMCR.E", read(PMCR_EL0)? & (PMCR_E | PMCR_X), PMCR_E)?;
     Ok(Pass::Ok)
 }

@@ -241,7 +241,7 @@ fn ring_asleep(machine: &Machine<'_>) -> Verdict {
     let cpu = percpu::this();
     cpu.reset();
     let answer = psci::cpu_on(machine.cpus[1], crate::entry::secondary_address(), 1);
-    check(format_args!("CPU_ON"), answer as u64, 0)?;
+    check("CPU_ON", answer as u64, 0)?;
     while cpu.taken(DONE) == 0 {
         wait_for_interrupt();
         interruptible(|| spin(1));
@@ -276,7 +276,7 @@ fn lend(machine: &Machine<'_>, already: u32) -> Verdict {
     cpu.reset();
     (1..=already).for_each(|value| ring(machine, value));
     let answer = psci::cpu_on(machine.cpus[1], crate::entry::secondary_address(), 1);
-    check(format_args!("CPU_ON"), answer as u64, 0)?;
+    check("CPU_ON", answer as u64, 0)?;
     let mut asked = 0;
     // This CPU halts, so that its instructions do not count as the other's.
     while cpu.taken(DONE) == 0 {
@@ -288,11 +288,7 @@ fn lend(machine: &Machine<'_>, already: u32) -> Verdict {
             gic::send(ASK, machine.cpus[1]);
         }
     }
-    check(
-        format_args!("times asked to ring"),
-        asked,
-        2 - u64::from(already),
-    )?;
+    check("times asked to ring", asked, 2 - u64::from(already))?;
     Ok(Pass::Ok)
 }
 
@@ -335,15 +331,11 @@ fn borrowed_before(give_back: impl FnOnce()) -> Verdict {
     )?;
     give_back();
     let counters = Pmu::identify()?.counters;
-    check(
-        format_args!("PMCR_EL0.N"),
-        counters.into(),
-        pmu.counters.into(),
-    )?;
+    check("PMCR_EL0.N", counters.into(), pmu.counters.into())?;
     let before = pmu.value(last)?;
     spin(10_000);
     let counted = pmu.value(last)? - before;
-    check_range(format_args!("given back"), counted, 20_000, 20_100)?;
+    check_range("given back", counted, 20_000, 20_100)?;
     Ok(Pass::Ok)
 }
 
@@ -364,31 +356,19 @@ fn borrow(others: u64, ring: impl Fn(u32)) -> Verdict {
     few(last)?;
     ring(1);
     let counters = Pmu::identify()?.counters;
-    check(
-        format_args!("PMCR_EL0.N"),
-        counters.into(),
-        pmu.counters.into(),
-    )?;
+    check("PMCR_EL0.N", counters.into(), pmu.counters.into())?;
     check(format_args!("counter {last}"), delta(last)?, 0)?;
     (0..last).try_for_each(few)?;
-    check(
-        format_args!("PMCNTENSET_EL0"),
-        pmu::read(PMCNTENSET_EL0)?,
-        pmu.mask(),
-    )?;
+    check("PMCNTENSET_EL0", pmu::read(PMCNTENSET_EL0)?, pmu.mask())?;
     write(pmevcntr(last), 0x1234)?;
     write(pmevtyper(last), event::CPU_CYCLES.into())?;
-    check(
-        format_args!("its value"),
-        pmu::read(pmevcntr(last))?,
-        0x1234,
-    )?;
+    check("its value", pmu::read(pmevcntr(last))?, 0x1234)?;
     let kind = pmu::read(pmevtyper(last))?;
-    check(format_args!("its event"), kind, event::CPU_CYCLES.into())?;
+    check("its event", kind, event::CPU_CYCLES.into())?;
     spin(1_000_000);
     ring(2);
     check_range(
-        format_args!("given back"),
+        "given back",
         pmu::read(pmevcntr(last))?,
         0x1234,
         0x1234 + 1_000,

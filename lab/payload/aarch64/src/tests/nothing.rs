@@ -47,7 +47,7 @@ fn is_abort(fault: Option<Fault>, class: u64, address: u64) -> Result<Fault, Fai
         fault.is_external().into(),
         1,
     )?;
-    check(format_args!("FAR_EL1"), fault_address(), address)?;
+    check("FAR_EL1", fault_address(), address)?;
     Ok(fault)
 }
 
@@ -61,7 +61,7 @@ fn load(address: u64) -> Option<Fault> {
 fn load_behind_ram(cx: &Context) -> Verdict {
     let address = cx.machine.ram.end;
     let fault = is_abort(load(address), Fault::DATA_ABORT, address)?;
-    check(format_args!("a store"), fault.is_store().into(), 0)?;
+    check("a store", fault.is_store().into(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -72,7 +72,7 @@ fn store_behind_ram(cx: &Context) -> Verdict {
         unsafe { asm!("str {0}, [{0}]", "dsb sy", in(reg) address, options(nostack)) }
     });
     let fault = is_abort(fault, Fault::DATA_ABORT, address)?;
-    check(format_args!("a store"), fault.is_store().into(), 1)?;
+    check("a store", fault.is_store().into(), 1)?;
     Ok(Pass::Ok)
 }
 

@@ -111,6 +111,6 @@ fn pmu_agrees(cx: &Context) -> Verdict {
     } else {
         cx.pmu.version
     };
-    check(format_args!("ID_DFR0_EL1.PerfMon"), aarch32, wanted)?;
+    check("ID_DFR0_EL1.PerfMon", aarch32, wanted)?;
     Ok(Pass::Ok)
 }

@@ -44,15 +44,15 @@ fn event_counter(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E)?;
     cx.pmu.set_up(0, event(cx), minus(100_000))?;
     loops::counted(1, 10);
-    check(format_args!("flags before"), read(PMOVSSET_EL0)?, 0)?;
+    check("flags before", read(PMOVSSET_EL0)?, 0)?;
     loops::counted(1, 1_000_000);
-    check(format_args!("flags after"), read(PMOVSSET_EL0)?, 1)?;
-    check(format_args!("flags by PMOVSCLR"), read(PMOVSCLR_EL0)?, 1)?;
+    check("flags after", read(PMOVSSET_EL0)?, 1)?;
+    check("flags by PMOVSCLR", read(PMOVSCLR_EL0)?, 1)?;
     let value = cx.pmu.value(0)?;
     // From v3p5 on, the counter itself has 64 bits and goes on.
     let carry = if cx.pmu.long_counters() { LOW + 1 } else { 0 };
-    check(format_args!("upper half"), value & !LOW, carry)?;
-    check_range(format_args!("lower half"), value & LOW, 1_000, 4_000_000)?;
+    check("upper half", value & !LOW, carry)?;
+    check_range("lower half", value & LOW, 1_000, 4_000_000)?;
     Ok(Pass::Ok)
 }
 
@@ -63,8 +63,8 @@ fn at_minus_one(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E)?;
     cx.pmu.set_up(0, event(cx), LOW)?;
     loops::counted(1, 1);
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1)?;
-    check_range(format_args!("value"), cx.pmu.value(0)? & LOW, 0, 10_000)?;
+    check("flags", read(PMOVSSET_EL0)?, 1)?;
+    check_range("value", cx.pmu.value(0)? & LOW, 0, 10_000)?;
     Ok(Pass::Ok)
 }
 
@@ -74,7 +74,7 @@ fn at_zero(cx: &Context) -> Verdict {
         cx.pmu.set_up(n, event(cx), 0)?;
     }
     loops::counted(cx.pmu.mask(), 10_000);
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 0)?;
+    check("flags", read(PMOVSSET_EL0)?, 0)?;
     for n in (0..cx.pmu.counters).chain([CYCLE]) {
         check_range(
             format_args!("counter {n}"),
@@ -94,7 +94,7 @@ fn disabled(cx: &Context) -> Verdict {
     cx.pmu.set_up(CYCLE, 0, LOW)?;
     loops::spin(1_000);
     write(PMSWINC_EL0, !0)?;
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 0)?;
+    check("flags", read(PMOVSSET_EL0)?, 0)?;
     Ok(Pass::Ok)
 }
 
@@ -119,22 +119,18 @@ fn long_event_counter(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E | PMCR_LP)?;
     cx.pmu.set_up(0, event(cx), minus(100))?;
     loops::counted(1, 10_000);
-    check(format_args!("flags at 32 bits"), read(PMOVSSET_EL0)?, 0)?;
-    check(format_args!("upper half"), cx.pmu.value(0)? >> 32, 1)?;
+    check("flags at 32 bits", read(PMOVSSET_EL0)?, 0)?;
+    check("upper half", cx.pmu.value(0)? >> 32, 1)?;
     cx.pmu.set_up(0, event(cx), 100_u64.wrapping_neg())?;
     loops::counted(1, 10_000);
-    check(format_args!("flags at 64 bits"), read(PMOVSSET_EL0)?, 1)?;
-    check_range(format_args!("value"), cx.pmu.value(0)?, 100, 10_000_000)?;
+    check("flags at 64 bits", read(PMOVSSET_EL0)?, 1)?;
+    check_range("value", cx.pmu.value(0)?, 100, 10_000_000)?;
     // LP does not apply to the cycle counter.
     cx.pmu.set_up(CYCLE, 0, minus(100))?;
     write(PMOVSCLR_EL0, !0)?;
     if read(PMCR_EL0)? & PMCR_LC == 0 {
         loops::counted(1 << CYCLE, 10_000);
-        check(
-            format_args!("cycle counter's flag"),
-            read(PMOVSSET_EL0)?,
-            1 << CYCLE,
-        )?;
+        check("cycle counter's flag", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
     }
     Ok(Pass::Ok)
 }
@@ -146,31 +142,19 @@ fn long_cycle_counter(cx: &Context) -> Verdict {
     if read(PMCR_EL0)? & PMCR_LC == 0 {
         cx.pmu.set_up(CYCLE, 0, minus(100))?;
         loops::counted(1 << CYCLE, 10_000);
-        check(
-            format_args!("flags at 32 bits, LC = 0"),
-            read(PMOVSSET_EL0)?,
-            1 << CYCLE,
-        )?;
+        check("flags at 32 bits, LC = 0", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
         // The cycle counter has 64 bits in any case.
-        check(format_args!("upper half"), read(PMCCNTR_EL0)? >> 32, 1)?;
+        check("upper half", read(PMCCNTR_EL0)? >> 32, 1)?;
         write(PMOVSCLR_EL0, !0)?;
     }
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;
     cx.pmu.set_up(CYCLE, 0, minus(100))?;
     loops::counted(1 << CYCLE, 10_000);
-    check(
-        format_args!("flags at 32 bits, LC = 1"),
-        read(PMOVSSET_EL0)?,
-        0,
-    )?;
+    check("flags at 32 bits, LC = 1", read(PMOVSSET_EL0)?, 0)?;
     cx.pmu.set_up(CYCLE, 0, 100_u64.wrapping_neg())?;
     loops::counted(1 << CYCLE, 10_000);
-    check(
-        format_args!("flags at 64 bits"),
-        read(PMOVSSET_EL0)?,
-        1 << CYCLE,
-    )?;
-    check_range(format_args!("value"), read(PMCCNTR_EL0)?, 100, 10_000_000)?;
+    check("flags at 64 bits", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+    check_range("value", read(PMCCNTR_EL0)?, 100, 10_000_000)?;
     Ok(Pass::Ok)
 }
 
@@ -182,30 +166,22 @@ fn software_increment(cx: &Context) -> Verdict {
     write(PMCNTENSET_EL0, 1)?;
     cx.pmu.set_up(0, event::SW_INCR.into(), LOW - 1)?;
     write(PMSWINC_EL0, 1)?;
-    check(format_args!("flags at -1"), read(PMOVSSET_EL0)?, 0)?;
+    check("flags at -1", read(PMOVSSET_EL0)?, 0)?;
     write(PMSWINC_EL0, 1)?;
-    check(format_args!("flags at 0"), read(PMOVSSET_EL0)?, 1)?;
+    check("flags at 0", read(PMOVSSET_EL0)?, 1)?;
     let carry = if cx.pmu.long_counters() { LOW + 1 } else { 0 };
-    check(format_args!("value"), cx.pmu.value(0)?, carry)?;
+    check("value", cx.pmu.value(0)?, carry)?;
     write(PMOVSCLR_EL0, 1)?;
     write(PMSWINC_EL0, 1)?;
-    check(format_args!("flags at 1"), read(PMOVSSET_EL0)?, 0)?;
+    check("flags at 1", read(PMOVSSET_EL0)?, 0)?;
     if cx.pmu.long_counters() {
         write(PMCR_EL0, PMCR_E | PMCR_LP)?;
         cx.pmu.set_up(0, event::SW_INCR.into(), LOW)?;
         write(PMSWINC_EL0, 1)?;
-        check(
-            format_args!("flags at 32 bits with LP"),
-            read(PMOVSSET_EL0)?,
-            0,
-        )?;
+        check("flags at 32 bits with LP", read(PMOVSSET_EL0)?, 0)?;
         cx.pmu.set_up(0, event::SW_INCR.into(), !0)?;
         write(PMSWINC_EL0, 1)?;
-        check(
-            format_args!("flags at 64 bits with LP"),
-            read(PMOVSSET_EL0)?,
-            1,
-        )?;
+        check("flags at 64 bits with LP", read(PMOVSSET_EL0)?, 1)?;
     }
     Ok(Pass::Ok)
 }
@@ -223,26 +199,14 @@ fn flags_clear(cx: &Context) -> Verdict {
     let all = 1 << CYCLE | 3;
     write(PMOVSCLR_EL0, 0)?;
     loops::counted(all, 10_000);
-    check(format_args!("all"), read(PMOVSSET_EL0)?, all)?;
+    check("all", read(PMOVSSET_EL0)?, all)?;
     write(PMOVSCLR_EL0, 2)?;
-    check(
-        format_args!("without 1"),
-        read(PMOVSSET_EL0)?,
-        1 << CYCLE | 1,
-    )?;
+    check("without 1", read(PMOVSSET_EL0)?, 1 << CYCLE | 1)?;
     write(PMOVSCLR_EL0, 1 << CYCLE)?;
-    check(
-        format_args!("without the cycle counter"),
-        read(PMOVSSET_EL0)?,
-        1,
-    )?;
+    check("without the cycle counter", read(PMOVSSET_EL0)?, 1)?;
     // A flag stays when its counter is written.
     write(pmevcntr(0), 0)?;
-    check(
-        format_args!("after a counter write"),
-        read(PMOVSSET_EL0)?,
-        1,
-    )?;
+    check("after a counter write", read(PMOVSSET_EL0)?, 1)?;
     Ok(Pass::Ok)
 }
 
@@ -277,10 +241,6 @@ fn goes_on(cx: &Context) -> Verdict {
     cx.pmu.set_up(1, event(cx), 0)?;
     loops::counted(3, 10_000);
     let (overflowed, plain) = (cx.pmu.value(0)?, cx.pmu.value(1)?);
-    check(
-        format_args!("difference"),
-        plain.wrapping_sub(overflowed) & LOW,
-        1_000,
-    )?;
+    check("difference", plain.wrapping_sub(overflowed) & LOW, 1_000)?;
     Ok(Pass::Ok)
 }

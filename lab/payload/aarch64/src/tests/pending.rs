@@ -37,15 +37,11 @@ fn device(cx: &Context) -> Verdict {
     cx.gic.enable(intid);
     for count in 1..=3 {
         uart::print(format_args!("\r"));
-        check(
-            format_args!("taken while masked"),
-            percpu::this().taken_any(),
-            count - 1,
-        )?;
+        check("taken while masked", percpu::this().taken_any(), count - 1)?;
         interruptible(|| spin(10_000));
-        check(format_args!("taken"), percpu::this().taken(intid), count)?;
-        check(format_args!("any"), percpu::this().taken_any(), count)?;
-        check(format_args!("active"), cx.gic.is_active(intid).into(), 0)?;
+        check("taken", percpu::this().taken(intid), count)?;
+        check("any", percpu::this().taken_any(), count)?;
+        check("active", cx.gic.is_active(intid).into(), 0)?;
     }
     // What goes away while it is not enabled.
     cx.gic.disable(intid);
@@ -54,7 +50,7 @@ fn device(cx: &Context) -> Verdict {
     cx.gic.enable(intid);
     interruptible(|| spin(10_000));
     let taken = percpu::this().taken_any();
-    let pass = check_or(format_args!("gone"), taken, 3, (4, TAKEN_ON_BEHALF));
+    let pass = check_or("gone", taken, 3, (4, TAKEN_ON_BEHALF));
     cx.gic.disable(intid);
     pass
 }
@@ -96,11 +92,7 @@ fn quiet(gic: &Gic, spis: Range<u32>) {
 fn many(cx: &Context, count: u32) -> Verdict {
     percpu::this().reset();
     pend(&cx.gic, free(count), |_| PRIORITY);
-    check(
-        format_args!("taken while masked"),
-        percpu::this().taken_any(),
-        0,
-    )?;
+    check("taken while masked", percpu::this().taken_any(), 0)?;
     interruptible(|| spin(200_000));
     check(
         format_args!("arrived of {count}"),
@@ -109,14 +101,14 @@ fn many(cx: &Context, count: u32) -> Verdict {
     )?;
     for spi in free(count) {
         check(format_args!("SPI {spi}"), percpu::this().taken(spi), 1)?;
-        check(format_args!("active"), cx.gic.is_active(spi).into(), 0)?;
+        check("active", cx.gic.is_active(spi).into(), 0)?;
     }
     quiet(&cx.gic, free(count));
     // The CPU still takes interrupts.
     cx.gic.enable(1);
     gic::send(1, gic::affinity());
     interruptible(|| spin(1_000));
-    check(format_args!("SGI after"), percpu::this().taken(1), 1)?;
+    check("SGI after", percpu::this().taken(1), 1)?;
     Ok(Pass::Ok)
 }
 
@@ -126,11 +118,7 @@ fn by_priority(cx: &Context) -> Verdict {
     pend(&cx.gic, FREE_SPIS, priority);
     interruptible(|| spin(200_000));
     let count = FREE_SPIS.len();
-    check(
-        format_args!("arrived"),
-        percpu::this().taken_any(),
-        count as u64,
-    )?;
+    check("arrived", percpu::this().taken_any(), count as u64)?;
     let mut last = 0;
     for index in 0..count {
         let spi = percpu::this().logged(index).unwrap_or(1023);
@@ -166,9 +154,9 @@ fn urgent_when_full(cx: &Context) -> Verdict {
     cx.gic.set_priority(2, 0x40);
     gic::send(2, gic::affinity());
     spin(1_000);
-    check(format_args!("next"), gic::next_interrupt(), 2)?;
+    check("next", gic::next_interrupt(), 2)?;
     interruptible(|| spin(200_000));
-    check(format_args!("arrived"), percpu::this().taken_any(), 21)?;
+    check("arrived", percpu::this().taken_any(), 21)?;
     quiet(&cx.gic, free(20));
     Ok(Pass::Ok)
 }
@@ -181,7 +169,7 @@ fn left_behind(cx: &Context) -> Verdict {
     let other = cx.machine.cpus[1];
     LEAVES.store(true, Relaxed);
     let answer = psci::cpu_on(other, entry::secondary_address(), 1);
-    check(format_args!("CPU_ON"), answer as u64, 0)?;
+    check("CPU_ON", answer as u64, 0)?;
     const OFF: i64 = 1;
     // First the CPU must be on: it clears the flag.
     for _ in 0..10_000 {
@@ -191,7 +179,7 @@ fn left_behind(cx: &Context) -> Verdict {
         spin(10_000);
     }
     check(
-        format_args!("AFFINITY_INFO"),
+        "AFFINITY_INFO",
         psci::affinity_info(other) as u64,
         OFF as u64,
     )?;
@@ -215,11 +203,7 @@ fn left_behind(cx: &Context) -> Verdict {
         interruptible(|| spin(1_000));
         arrived += percpu::this().taken_any();
     }
-    check(
-        format_args!("arrived afterwards"),
-        arrived,
-        TIMES * LEFT.len() as u64,
-    )?;
+    check("arrived afterwards", arrived, TIMES * LEFT.len() as u64)?;
     quiet(&cx.gic, LEFT);
     Ok(Pass::Ok)
 }

@@ -8,7 +8,7 @@ use crate::pmu::{
     self, CYCLE, FILTER_P, FILTER_U, PMCR_C, PMCR_D, PMCR_DP, PMCR_E, PMCR_FZO, PMCR_LC, PMCR_LP,
     PMCR_P, PMCR_X, read, write,
 };
-use vpmu_payload_harness::{Deviation, Pass, Verdict, check};
+use vpmu_payload_harness::{Deviation, Pass, Verdict, check, check_range};
 
 pub(super) const TESTS: &[Test] = &[
     ("register.identity", identity),
@@ -45,28 +45,19 @@ const PATTERNS: [u64; 5] = [
 
 fn identity(cx: &Context) -> Verdict {
     // 0: none; 0xf: not PMUv3.
-    pmu_range("PMUVer", cx.pmu.version, 1, 0xe)?;
-    pmu_range("PMCR_EL0.N", cx.pmu.counters.into(), 0, 31)?;
+    check_range("PMUVer", cx.pmu.version, 1, 0xe)?;
+    check_range("PMCR_EL0.N", cx.pmu.counters.into(), 0, 31)?;
     check(
-        format_args!("SW_INCR offered"),
+        "SW_INCR offered",
         cx.pmu.offers(pmu::event::SW_INCR).into(),
         1,
     )?;
     check(
-        format_args!("CPU_CYCLES offered"),
+        "CPU_CYCLES offered",
         cx.pmu.offers(pmu::event::CPU_CYCLES).into(),
         1,
     )?;
     Ok(Pass::Ok)
-}
-
-fn pmu_range(
-    what: &str,
-    got: u64,
-    least: u64,
-    most: u64,
-) -> Result<(), vpmu_payload_harness::Failure> {
-    vpmu_payload_harness::check_range(format_args!("{what}"), got, least, most)
 }
 
 fn pmcr(cx: &Context) -> Verdict {
@@ -239,7 +230,7 @@ fn pmevcntr_bits(cx: &Context) -> Verdict {
         }
         write(pmevcntr(n), 0)?;
     }
-    check(format_args!("PMCCNTR"), read(PMCCNTR_EL0)?, 0)?;
+    check("PMCCNTR", read(PMCCNTR_EL0)?, 0)?;
     Ok(Pass::Ok)
 }
 
@@ -303,9 +294,9 @@ fn selected(cx: &Context) -> Verdict {
 fn selected_31(cx: &Context) -> Verdict {
     write(PMSELR_EL0, CYCLE.into())?;
     write(PMXEVTYPER_EL0, FILTER_U)?;
-    check(format_args!("PMCCFILTR"), read(PMCCFILTR_EL0)?, FILTER_U)?;
+    check("PMCCFILTR", read(PMCCFILTR_EL0)?, FILTER_U)?;
     write(PMCCFILTR_EL0, FILTER_P)?;
-    check(format_args!("PMXEVTYPER"), read(PMXEVTYPER_EL0)?, FILTER_P)?;
+    check("PMXEVTYPER", read(PMXEVTYPER_EL0)?, FILTER_P)?;
     for n in 0..cx.pmu.counters {
         check(format_args!("PMEVTYPER{n}"), read(pmevtyper(n))?, 0)?;
     }
@@ -317,7 +308,7 @@ fn reset_event_counters(cx: &Context) -> Verdict {
     fill(cx)?;
     write(PMCR_EL0, PMCR_P)?;
     check(
-        format_args!("PMCR after P"),
+        "PMCR after P",
         read(PMCR_EL0)? & (PMCR_P | PMCR_C | PMCR_E),
         0,
     )?;
@@ -325,13 +316,9 @@ fn reset_event_counters(cx: &Context) -> Verdict {
         check(format_args!("PMEVCNTR{n}"), read(pmevcntr(n))?, 0)?;
         check(format_args!("PMEVTYPER{n}"), read(pmevtyper(n))?, 0x11)?;
     }
-    check(format_args!("PMCCNTR"), read(PMCCNTR_EL0)?, 0x1234)?;
-    check(format_args!("PMOVS"), read(PMOVSSET_EL0)?, cx.pmu.mask())?;
-    check(
-        format_args!("PMCNTEN"),
-        read(PMCNTENSET_EL0)?,
-        cx.pmu.mask(),
-    )?;
+    check("PMCCNTR", read(PMCCNTR_EL0)?, 0x1234)?;
+    check("PMOVS", read(PMOVSSET_EL0)?, cx.pmu.mask())?;
+    check("PMCNTEN", read(PMCNTENSET_EL0)?, cx.pmu.mask())?;
     Ok(Pass::Ok)
 }
 
@@ -339,8 +326,8 @@ fn reset_event_counters(cx: &Context) -> Verdict {
 fn reset_cycle_counter(cx: &Context) -> Verdict {
     fill(cx)?;
     write(PMCR_EL0, PMCR_C)?;
-    check(format_args!("PMCCNTR"), read(PMCCNTR_EL0)?, 0)?;
-    check(format_args!("PMCCFILTR"), read(PMCCFILTR_EL0)?, FILTER_U)?;
+    check("PMCCNTR", read(PMCCNTR_EL0)?, 0)?;
+    check("PMCCFILTR", read(PMCCFILTR_EL0)?, FILTER_U)?;
     for n in 0..cx.pmu.counters {
         check(
             format_args!("PMEVCNTR{n}"),
@@ -348,7 +335,7 @@ fn reset_cycle_counter(cx: &Context) -> Verdict {
             0x100 + u64::from(n),
         )?;
     }
-    check(format_args!("PMOVS"), read(PMOVSSET_EL0)?, cx.pmu.mask())?;
+    check("PMOVS", read(PMOVSSET_EL0)?, cx.pmu.mask())?;
     Ok(Pass::Ok)
 }
 

@@ -60,11 +60,7 @@ fn sgi_to_self(cx: &Context) -> Verdict {
     percpu::this().reset();
     gic::send_to_others(1);
     interruptible(|| spin(1_000));
-    check(
-        format_args!("sent to others"),
-        percpu::this().taken_any(),
-        0,
-    )?;
+    check("sent to others", percpu::this().taken_any(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -77,21 +73,13 @@ pub(super) fn many(cx: &Context) -> Verdict {
         gic::send(intid, gic::affinity());
     }
     spin(1_000);
-    check(
-        format_args!("taken while masked"),
-        percpu::this().taken_any(),
-        0,
-    )?;
+    check("taken while masked", percpu::this().taken_any(), 0)?;
     interruptible(|| spin(100_000));
     for intid in 0..16 {
         check(format_args!("SGI {intid}"), percpu::this().taken(intid), 1)?;
     }
-    check(format_args!("any"), percpu::this().taken_any(), 16)?;
-    check(
-        format_args!("waits after"),
-        gic::interrupt_waits().into(),
-        0,
-    )?;
+    check("any", percpu::this().taken_any(), 16)?;
+    check("waits after", gic::interrupt_waits().into(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -115,9 +103,9 @@ fn by_priority(cx: &Context) -> Verdict {
         gic::send(intid, gic::affinity());
     }
     spin(1_000);
-    check(format_args!("next"), gic::next_interrupt(), 15)?;
+    check("next", gic::next_interrupt(), 15)?;
     interruptible(|| spin(100_000));
-    check(format_args!("any"), percpu::this().taken_any(), 16)?;
+    check("any", percpu::this().taken_any(), 16)?;
     for index in 0..16 {
         let got = percpu::this().logged(index).unwrap_or(1023);
         check(
@@ -134,15 +122,11 @@ fn disabled(cx: &Context) -> Verdict {
     cx.gic.disable(5);
     gic::send(5, gic::affinity());
     interruptible(|| spin(1_000));
-    check(
-        format_args!("while disabled"),
-        percpu::this().taken_any(),
-        0,
-    )?;
-    check(format_args!("pending"), cx.gic.is_pending(5).into(), 1)?;
+    check("while disabled", percpu::this().taken_any(), 0)?;
+    check("pending", cx.gic.is_pending(5).into(), 1)?;
     cx.gic.enable(5);
     interruptible(|| spin(1_000));
-    check(format_args!("enabled"), percpu::this().taken(5), 1)?;
+    check("enabled", percpu::this().taken(5), 1)?;
     Ok(Pass::Ok)
 }
 
@@ -153,14 +137,14 @@ fn disabled_while_pending(cx: &Context) -> Verdict {
     cx.gic.disable(5);
     interruptible(|| spin(1_000));
     let first = check_or(
-        format_args!("while disabled"),
+        "while disabled",
         percpu::this().taken_any(),
         0,
         (1, TAKEN_ON_BEHALF),
     )?;
     cx.gic.enable(5);
     interruptible(|| spin(1_000));
-    check(format_args!("enabled"), percpu::this().taken(5), 1)?;
+    check("enabled", percpu::this().taken(5), 1)?;
     Ok(first)
 }
 
@@ -171,7 +155,7 @@ fn cleared_while_pending(cx: &Context) -> Verdict {
     cx.gic.clear_pending(5);
     interruptible(|| spin(1_000));
     check_or(
-        format_args!("cleared"),
+        "cleared",
         percpu::this().taken_any(),
         0,
         (1, TAKEN_ON_BEHALF),
@@ -188,7 +172,7 @@ fn twice_while_masked(cx: &Context) -> Verdict {
     spin(1_000);
     interruptible(|| spin(10_000));
     check_or(
-        format_args!("SGI 3"),
+        "SGI 3",
         percpu::this().taken(3),
         1,
         (
@@ -204,10 +188,10 @@ fn priority_mask(cx: &Context) -> Verdict {
     gic::set_priority_mask(PRIORITY);
     gic::send(6, gic::affinity());
     interruptible(|| spin(1_000));
-    check(format_args!("masked"), percpu::this().taken_any(), 0)?;
+    check("masked", percpu::this().taken_any(), 0)?;
     gic::set_priority_mask(0xff);
     interruptible(|| spin(1_000));
-    check(format_args!("unmasked"), percpu::this().taken(6), 1)?;
+    check("unmasked", percpu::this().taken(6), 1)?;
     Ok(Pass::Ok)
 }
 
@@ -216,8 +200,8 @@ fn ppi_by_software(cx: &Context) -> Verdict {
     cx.gic.set_pending(FREE_PPI);
     interruptible(|| spin(1_000));
     cx.gic.clear_pending(FREE_PPI);
-    check(format_args!("PPI"), percpu::this().taken(FREE_PPI), 1)?;
-    check(format_args!("active"), cx.gic.is_active(FREE_PPI).into(), 0)?;
+    check("PPI", percpu::this().taken(FREE_PPI), 1)?;
+    check("active", cx.gic.is_active(FREE_PPI).into(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -228,8 +212,8 @@ fn spi_by_software(cx: &Context) -> Verdict {
     for count in 1..=3 {
         cx.gic.set_pending(spi);
         interruptible(|| spin(1_000));
-        check(format_args!("SPI"), percpu::this().taken(spi), count)?;
-        check(format_args!("active"), cx.gic.is_active(spi).into(), 0)?;
+        check("SPI", percpu::this().taken(spi), count)?;
+        check("active", cx.gic.is_active(spi).into(), 0)?;
     }
     cx.gic.disable(spi);
     Ok(Pass::Ok)
@@ -269,11 +253,7 @@ fn timer(cx: &Context) -> Verdict {
     for count in 1..=5 {
         gic::start_timer(gic::timer_frequency() / 10_000);
         interruptible(|| spin(1_000_000));
-        check(
-            format_args!("interrupts"),
-            percpu::this().taken(cx.machine.timer),
-            count,
-        )?;
+        check("interrupts", percpu::this().taken(cx.machine.timer), count)?;
     }
     Ok(Pass::Ok)
 }
@@ -284,11 +264,7 @@ fn timer_wakes_wfi(cx: &Context) -> Verdict {
         gic::start_timer(gic::timer_frequency() / 1_000);
         gic::wait_for_timer();
         interruptible(|| spin(1_000));
-        check(
-            format_args!("interrupts"),
-            percpu::this().taken(cx.machine.timer),
-            count,
-        )?;
+        check("interrupts", percpu::this().taken(cx.machine.timer), count)?;
     }
     Ok(Pass::Ok)
 }

@@ -22,7 +22,7 @@ fn stray(cx: &Context) -> Verdict {
         ))));
     }
     check(
-        format_args!("answer to an HVC"),
+        "answer to an HVC",
         psci::hypervisor_call(0xc600_ff00),
         u64::MAX,
     )?;

@@ -122,19 +122,11 @@ fn writes_arrive(cx: &Context) -> Verdict {
     write(PMUSERENR_EL0, ER)?;
     let syndrome = pmevcntr(0).trap_syndrome(Write);
     expect(pmevcntr(0), Write, ER, Err(Fault { syndrome }))?;
-    check(
-        format_args!("PMEVCNTR0 at EL0"),
-        cell::read_at_el0(pmevcntr(0))?,
-        77,
-    )?;
-    check(format_args!("PMSELR"), read(PMSELR_EL0)?, 31)?;
-    check(format_args!("PMCCNTR"), read(PMCCNTR_EL0)?, 0x1234_5678)?;
-    check(format_args!("PMEVCNTR0"), read(pmevcntr(0))?, 77)?;
-    check(
-        format_args!("PMCNTEN"),
-        read(PMCNTENSET_EL0)?,
-        cx.pmu.mask(),
-    )?;
+    check("PMEVCNTR0 at EL0", cell::read_at_el0(pmevcntr(0))?, 77)?;
+    check("PMSELR", read(PMSELR_EL0)?, 31)?;
+    check("PMCCNTR", read(PMCCNTR_EL0)?, 0x1234_5678)?;
+    check("PMEVCNTR0", read(pmevcntr(0))?, 77)?;
+    check("PMCNTEN", read(PMCNTENSET_EL0)?, cx.pmu.mask())?;
     Ok(Pass::Ok)
 }
 

@@ -28,9 +28,9 @@ pub(super) fn wakes(cx: &Context) -> Verdict {
         interruptible(|| spin(1_000));
         return Ok(Pass::Skip("cycles stand still in WFI"));
     }
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+    check("flags", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
     check(
-        format_args!("next interrupt"),
+        "next interrupt",
         gic::next_interrupt(),
         cx.machine.pmi.into(),
     )?;
@@ -44,7 +44,7 @@ pub(super) fn wakes(cx: &Context) -> Verdict {
     while percpu::this().taken_any() == 0 {
         interruptible(wait_for_interrupt);
     }
-    check(format_args!("timer"), gic::timer_fired().into(), 0)?;
+    check("timer", gic::timer_fired().into(), 0)?;
     gic::stop_timer();
     expect_one(cx, CYCLE)?;
     Ok(Pass::Ok)
@@ -57,7 +57,7 @@ pub(super) fn when_pending(cx: &Context) -> Verdict {
     cx.gic.enable(cx.machine.timer);
     gic::start_timer(gic::timer_frequency());
     wait_for_interrupt();
-    check(format_args!("timer"), gic::timer_fired().into(), 0)?;
+    check("timer", gic::timer_fired().into(), 0)?;
     gic::stop_timer();
     interruptible(|| spin(1_000));
     expect_one(cx, CYCLE)?;

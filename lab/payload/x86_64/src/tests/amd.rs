@@ -107,21 +107,21 @@ pub(super) fn reset() -> Result<(), Fault> {
 
 fn identity(cx: &Context) -> Verdict {
     let c = capability();
-    check(format_args!("PerfCtrExtCore"), c.core.into(), 1)?;
+    check("PerfCtrExtCore", c.core.into(), 1)?;
     // PerfMonV2 leaves those out that others of the host have.
     let want = if c.v2 { c.counters.clamp(1, 6) } else { 6 };
-    check(format_args!("counters"), c.counters.into(), want.into())?;
+    check("counters", c.counters.into(), want.into())?;
     if cx.boot.native {
         return Ok(Pass::Ok);
     }
     // No virtual machine here has these: SVM, IBS, northbridge and L3 counters; branch sampling.
     let [_, _, ecx, _] = cpuid(0x8000_0001, 0);
     let absent = 1 << 2 | 1 << 10 | 1 << 24 | 1 << 28;
-    check(format_args!("8000_0001H ECX"), u64::from(ecx & absent), 0)?;
+    check("8000_0001H ECX", u64::from(ecx & absent), 0)?;
     let [_, ebx, ..] = cpuid(0x8000_0008, 0);
-    check(format_args!("8000_0008H EBX"), u64::from(ebx >> 31), 0)?;
+    check("8000_0008H EBX", u64::from(ebx >> 31), 0)?;
     let [_, _, ecx, _] = cpuid(1, 0);
-    check(format_args!("PDCM"), u64::from(ecx >> 15 & 1), 0)?;
+    check("PDCM", u64::from(ecx >> 15 & 1), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -215,7 +215,7 @@ fn counts(_: &Context) -> Verdict {
         pass(A_WHILE);
         check(format_args!("counter {n} off"), read(ctr(n))?, stopped)?;
     }
-    check(format_args!("interrupts"), percpu::this().taken_any(), 0)?;
+    check("interrupts", percpu::this().taken_any(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -228,11 +228,11 @@ fn gate(_: &Context) -> Verdict {
         write(ctl(n), COUNT | CYCLES)?;
     }
     wait(|| Ok(rdmsr(ctr(1))? >= SOME))?;
-    check(format_args!("counter 0"), read(ctr(0))?, 0)?;
+    check("counter 0", read(ctr(0))?, 0)?;
     write(GLOBAL_CTL, 0)?;
     let stopped = read(ctr(1))?;
     pass(A_WHILE);
-    check(format_args!("counter 1"), read(ctr(1))?, stopped)?;
+    check("counter 1", read(ctr(1))?, stopped)?;
     write(GLOBAL_CTL, !0)?;
     wait(|| Ok(rdmsr(ctr(0))? >= SOME))?;
     Ok(Pass::Ok)
@@ -253,8 +253,8 @@ fn merge(_: &Context) -> Verdict {
     write(ctl(3), 0xf_0000_00ff | EN)?;
     write(ctl(2), COUNT | CYCLES)?;
     pass(A_WHILE);
-    check(format_args!("the even one"), read(ctr(2))?, 0)?;
-    check(format_args!("the odd one"), read(ctr(3))?, 0)?;
+    check("the even one", read(ctr(2))?, 0)?;
+    check("the odd one", read(ctr(3))?, 0)?;
     write(ctl(3), 0)?;
     wait(|| Ok(rdmsr(ctr(2))? >= SOME))?;
     Ok(Pass::Ok)
@@ -284,7 +284,7 @@ fn by(lvtpc: u32, vector: u8) -> Verdict {
         came?;
         write(ctl(n), 0)?;
         check(format_args!("interrupts of {n}"), cpu.taken_any(), 1)?;
-        check(format_args!("vector"), cpu.taken(vector), 1)?;
+        check("vector", cpu.taken(vector), 1)?;
         check_range(format_args!("counter {n}"), read(ctr(n))?, 0, COUNTER / 2)?;
     }
     Ok(Pass::Ok)
@@ -294,7 +294,7 @@ fn without_int(_: &Context) -> Verdict {
     apic::set_lvtpc(LVT_NMI);
     arm(0, COUNT)?;
     wait(|| Ok((SOME..COUNTER / 2).contains(&rdmsr(ctr(0))?)))?;
-    check(format_args!("interrupts"), percpu::this().taken_any(), 0)?;
+    check("interrupts", percpu::this().taken_any(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -305,7 +305,7 @@ fn lvtpc_masked(_: &Context) -> Verdict {
     wait(|| Ok((SOME..COUNTER / 2).contains(&rdmsr(ctr(0))?)))?;
     apic::set_lvtpc(LVT_NMI);
     pass(A_WHILE);
-    check(format_args!("interrupts"), percpu::this().taken_any(), 0)?;
+    check("interrupts", percpu::this().taken_any(), 0)?;
     write(ctr(0), COUNTER + 1 - SOME)?;
     wait_for(1)?;
     Ok(Pass::Ok)
@@ -317,7 +317,7 @@ fn lvtpc_stays_open(_: &Context) -> Verdict {
     apic::set_lvtpc(LVT_NMI);
     arm(0, COUNT | INT)?;
     wait_for(1)?;
-    check(format_args!("LVTPC"), apic::lvtpc().into(), LVT_NMI.into())?;
+    check("LVTPC", apic::lvtpc().into(), LVT_NMI.into())?;
     write(ctr(0), COUNTER + 1 - SOME)?;
     wait_for(2)?;
     Ok(Pass::Ok)
@@ -336,7 +336,7 @@ fn stopped(_: &Context) -> Verdict {
         wait_for(round)?;
     }
     pass(A_WHILE);
-    check(format_args!("interrupts"), percpu::this().taken_any(), 20)?;
+    check("interrupts", percpu::this().taken_any(), 20)?;
     Ok(Pass::Ok)
 }
 
@@ -347,11 +347,7 @@ fn one_each(_: &Context) -> Verdict {
     for round in 1..=10 {
         wait_for(round)?;
         pass(A_WHILE);
-        check(
-            format_args!("interrupts"),
-            percpu::this().taken_any(),
-            round,
-        )?;
+        check("interrupts", percpu::this().taken_any(), round)?;
         write(ctr(0), COUNTER + 1 - SOME)?;
     }
     wait_for(11)?;
@@ -367,22 +363,18 @@ fn status(_: &Context) -> Verdict {
         wait(|| Ok(rdmsr(GLOBAL_STATUS)? == 1 << n))?;
         write(ctl(n), 0)?;
         write(ctr(n), 0)?;
-        check(format_args!("after a write"), read(GLOBAL_STATUS)?, 1 << n)?;
+        check("after a write", read(GLOBAL_STATUS)?, 1 << n)?;
         write(GLOBAL_STATUS, 0)?;
-        check(
-            format_args!("it is read-only"),
-            read(GLOBAL_STATUS)?,
-            1 << n,
-        )?;
+        check("it is read-only", read(GLOBAL_STATUS)?, 1 << n)?;
         write(GLOBAL_STATUS_CLR, !(1 << n))?;
-        check(format_args!("others cleared"), read(GLOBAL_STATUS)?, 1 << n)?;
+        check("others cleared", read(GLOBAL_STATUS)?, 1 << n)?;
         write(GLOBAL_STATUS_CLR, 1 << n)?;
-        check(format_args!("cleared"), read(GLOBAL_STATUS)?, 0)?;
+        check("cleared", read(GLOBAL_STATUS)?, 0)?;
     }
     write(GLOBAL_STATUS_SET, !0)?;
     let all = capability().all();
-    check(format_args!("all set"), read(GLOBAL_STATUS)?, all)?;
-    check(format_args!("interrupts"), percpu::this().taken_any(), 0)?;
+    check("all set", read(GLOBAL_STATUS)?, all)?;
+    check("interrupts", percpu::this().taken_any(), 0)?;
     Ok(Pass::Ok)
 }
 

@@ -60,7 +60,7 @@ fn all_at_once(cx: &Context) -> Verdict {
         wait(|| Ok(counter.value()? >= SOME))?;
     }
     cx.pmu.enable(0)?;
-    check(format_args!("GLOBAL_STATUS"), read(GLOBAL_STATUS)?, 0)?;
+    check("GLOBAL_STATUS", read(GLOBAL_STATUS)?, 0)?;
     Ok(Pass::Ok)
 }
 
@@ -274,25 +274,25 @@ fn counted(
 }
 
 fn ring_none(cx: &Context) -> Verdict {
-    check(format_args!("ring 0"), counted_in_ring_0(cx, 0)?, 0)?;
-    check(format_args!("ring 3"), counted_in_ring_3(cx, 0)?, 0)?;
+    check("ring 0", counted_in_ring_0(cx, 0)?, 0)?;
+    check("ring 3", counted_in_ring_3(cx, 0)?, 0)?;
     Ok(Pass::Ok)
 }
 
 fn usr_in_ring_0(cx: &Context) -> Verdict {
-    check(format_args!("cycles"), counted_in_ring_0(cx, USR)?, 0)?;
+    check("cycles", counted_in_ring_0(cx, USR)?, 0)?;
     Ok(Pass::Ok)
 }
 
 fn os_in_ring_0(cx: &Context) -> Verdict {
     let some = u64::from(counted_in_ring_0(cx, OS)? > 0);
-    check(format_args!("counted"), some, 1)?;
+    check("counted", some, 1)?;
     Ok(Pass::Ok)
 }
 
 fn usr_in_ring_3(cx: &Context) -> Verdict {
     let some = u64::from(counted_in_ring_3(cx, USR)? > 0);
-    check(format_args!("counted"), some, 1)?;
+    check("counted", some, 1)?;
     Ok(Pass::Ok)
 }
 
@@ -306,12 +306,12 @@ fn os_in_ring_3(cx: &Context) -> Verdict {
     user::run(user::SPIN, 10 * RING_3_ROUNDS)?;
     cx.pmu.enable(0)?;
     let most = usr.value()? / 2;
-    check_range(format_args!("cycles"), os.value()?, 0, most)?;
+    check_range("cycles", os.value()?, 0, most)?;
     Ok(Pass::Ok)
 }
 
 fn both_in_ring_3(cx: &Context) -> Verdict {
     let some = u64::from(counted_in_ring_3(cx, USR | OS)? > 0);
-    check(format_args!("counted"), some, 1)?;
+    check("counted", some, 1)?;
     Ok(Pass::Ok)
 }

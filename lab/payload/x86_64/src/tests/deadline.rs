@@ -99,25 +99,25 @@ fn on_a_tsc(begin: Option<u64>) -> Verdict {
     with_slot(begin, || {
         let first = tsc() + AHEAD;
         set(first)?;
-        check(format_args!("read"), rdmsr(DEADLINE)?, first)?;
+        check("read", rdmsr(DEADLINE)?, first)?;
         wait_for(1)?;
-        check_range(format_args!("TSC at the interrupt"), tsc(), first, u64::MAX)?;
-        check(format_args!("afterwards"), rdmsr(DEADLINE)?, 0)?;
+        check_range("TSC at the interrupt", tsc(), first, u64::MAX)?;
+        check("afterwards", rdmsr(DEADLINE)?, 0)?;
         // The deadline moves later without an exit. One interrupt comes, at the later deadline.
         let armed = tsc() + AHEAD;
         let later = armed + AHEAD;
         set(armed)?;
         SHARED.pending.store(later, SeqCst);
         wait_for(2)?;
-        check_range(format_args!("TSC at the later"), tsc(), later, u64::MAX)?;
+        check_range("TSC at the later", tsc(), later, u64::MAX)?;
         // A deadline in the past fires at once.
         set(tsc() - 1)?;
         wait_for(3)?;
         // A write of 0 withdraws a deadline. The deadline is so far ahead that no busy host reaches it first.
         set(tsc() + 1000 * AHEAD)?;
         set(0)?;
-        check(format_args!("taken back"), rdmsr(DEADLINE)?, 0)?;
-        check(format_args!("interrupts"), percpu::this().taken(VECTOR), 3)
+        check("taken back", rdmsr(DEADLINE)?, 0)?;
+        check("interrupts", percpu::this().taken(VECTOR), 3)
     })
 }
 
@@ -132,13 +132,13 @@ fn wrapping() -> Verdict {
             // The interrupt does not come early: the TSC has wrapped, or is past the deadline.
             let now = tsc();
             let late = now.wrapping_sub(deadline);
-            check_range(format_args!("ticks late"), late, 0, u64::MAX / 2)?;
-            check(format_args!("pending"), SHARED.pending.load(Relaxed), 0)?;
+            check_range("ticks late", late, 0, u64::MAX / 2)?;
+            check("pending", SHARED.pending.load(Relaxed), 0)?;
             // The next deadline is after the wrap.
             let next = tsc().wrapping_add(AHEAD);
             set(next)?;
             wait_for(2)?;
-            check_range(format_args!("TSC after all"), tsc(), next, u64::MAX / 2)
+            check_range("TSC after all", tsc(), next, u64::MAX / 2)
         });
         match verdict? {
             Pass::Ok => {}

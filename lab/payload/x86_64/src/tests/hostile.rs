@@ -52,7 +52,7 @@ pub(super) fn hostile(cx: &Context, seed: u64, lvtpc: u32) -> Verdict {
         cx.pmu.count_some(counter)?;
     }
     check(
-        format_args!("PMIs after the reset"),
+        "PMIs after the reset",
         percpu::this().pmis.load(Relaxed),
         before,
     )?;

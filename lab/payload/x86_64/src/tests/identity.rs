@@ -18,10 +18,10 @@ pub(super) const TESTS: &[Test] = &[
 /// Checks the vendor: kernels drive an architectural PMU on Intel's processors only.
 fn vendor(_: &Context) -> Verdict {
     let [eax, ebx, ecx, edx] = cpuid(0, 0);
-    check(format_args!("EBX"), ebx.into(), 0x756e_6547)?;
-    check(format_args!("EDX"), edx.into(), 0x4965_6e69)?;
-    check(format_args!("ECX"), ecx.into(), 0x6c65_746e)?;
-    check_range(format_args!("highest leaf"), eax.into(), 0x0a, 0xff)?;
+    check("EBX", ebx.into(), 0x756e_6547)?;
+    check("EDX", edx.into(), 0x4965_6e69)?;
+    check("ECX", ecx.into(), 0x6c65_746e)?;
+    check_range("highest leaf", eax.into(), 0x0a, 0xff)?;
     Ok(Pass::Ok)
 }
 
@@ -48,28 +48,20 @@ fn x2apic_id(_: &Context) -> Verdict {
 
 fn leaf_0a(cx: &Context) -> Verdict {
     let c = cx.pmu.0;
-    check_range(format_args!("version"), c.version.into(), 2, 5)?;
+    check_range("version", c.version.into(), 2, 5)?;
     let most = GENERAL_ADDRESSES.into();
-    check_range(format_args!("general counters"), c.general.into(), 1, most)?;
+    check_range("general counters", c.general.into(), 1, most)?;
     // At least 32 bits, which can be written by any means; less than 64, where no bit could be
     // reserved.
-    check_range(format_args!("width"), c.general_width.into(), 32, 63)?;
-    check_range(format_args!("fixed width"), c.fixed_width.into(), 32, 63)?;
-    check(
-        format_args!("cycles are offered"),
-        u64::from(c.events) & 1,
-        1,
-    )?;
+    check_range("width", c.general_width.into(), 32, 63)?;
+    check_range("fixed width", c.fixed_width.into(), 32, 63)?;
+    check("cycles are offered", u64::from(c.events) & 1, 1)?;
     let [eax, _, ecx, edx] = cpuid(0x0a, 0);
-    check_range(format_args!("known events"), (eax >> 24).into(), 7, 31)?;
-    check(
-        format_args!("reserved bits of EDX"),
-        u64::from(edx >> 20),
-        0,
-    )?;
+    check_range("known events", (eax >> 24).into(), 7, 31)?;
+    check("reserved bits of EDX", u64::from(edx >> 20), 0)?;
     if c.version < 5 {
-        check(format_args!("ECX"), ecx.into(), 0)?;
-        check(format_args!("EDX.AnyThread"), u64::from(edx >> 13 & 7), 0)?;
+        check("ECX", ecx.into(), 0)?;
+        check("EDX.AnyThread", u64::from(edx >> 13 & 7), 0)?;
     }
     Ok(Pass::Ok)
 }
@@ -81,10 +73,6 @@ fn pdcm(cx: &Context) -> Verdict {
     // Only a PMU that has LBR and the like may offer them. It offers all of PEBS or nothing.
     let pebs = if cx.pmu.0.has_pebs() { 0x44c0 } else { 0 };
     let value = read(PERF_CAPABILITIES)?;
-    check(
-        format_args!("PERF_CAPABILITIES"),
-        value & !(0b11 << 12),
-        pebs,
-    )?;
+    check("PERF_CAPABILITIES", value & !(0b11 << 12), pebs)?;
     Ok(Pass::Ok)
 }

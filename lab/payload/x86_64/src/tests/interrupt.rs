@@ -77,8 +77,8 @@ fn wait_for_status(counter: Counter) -> Result<(), Failure> {
 fn self_nmi(_: &Context) -> Verdict {
     apic::send(apic::id(), LVT_NMI);
     wait(|| Ok(percpu::this().taken(NMI) >= 1))?;
-    check(format_args!("NMIs"), percpu::this().taken(NMI), 1)?;
-    check(format_args!("PMIs"), percpu::this().pmis.load(Relaxed), 0)?;
+    check("NMIs", percpu::this().taken(NMI), 1)?;
+    check("PMIs", percpu::this().pmis.load(Relaxed), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -99,13 +99,13 @@ fn by(cx: &Context, lvtpc: u32, vector: u8) -> Verdict {
         came?;
         cx.pmu.enable(0)?;
         let found = cpu.pmi_status.load(Relaxed);
-        check(format_args!("status in the PMI"), found, counter.bit())?;
-        check(format_args!("status after"), read(GLOBAL_STATUS)?, 0)?;
+        check("status in the PMI", found, counter.bit())?;
+        check("status after", read(GLOBAL_STATUS)?, 0)?;
         check(format_args!("PMIs of {counter}"), cpu.pmis.load(Relaxed), 1)?;
         // A second delivery of the same overflow would find nothing, but it
         // would come.
-        check(format_args!("interrupts"), cpu.taken_any(), 1)?;
-        check(format_args!("vector"), cpu.taken(vector), 1)?;
+        check("interrupts", cpu.taken_any(), 1)?;
+        check("vector", cpu.taken(vector), 1)?;
     }
     Ok(Pass::Ok)
 }
@@ -131,12 +131,12 @@ fn vector_waits(cx: &Context) -> Verdict {
     arm(cx, Counter::General(0), COUNT | INT)?;
     wait(|| Ok(apic::is_pending(PMI)))?;
     cx.pmu.enable(0)?;
-    check(format_args!("before STI"), cpu.taken_any(), 0)?;
+    check("before STI", cpu.taken_any(), 0)?;
     let mut came = Ok(());
     interruptible(|| came = wait_for_pmis(1));
     came?;
-    check(format_args!("after STI"), cpu.taken(PMI), 1)?;
-    check(format_args!("in service"), apic::is_pending(PMI).into(), 0)?;
+    check("after STI", cpu.taken(PMI), 1)?;
+    check("in service", apic::is_pending(PMI).into(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -149,12 +149,12 @@ fn lvtpc_masked(cx: &Context) -> Verdict {
         apic::set_lvtpc(LVT_MASKED | lvtpc);
         arm(cx, Counter::General(0), COUNT | INT)?;
         interruptible(|| drop(wait_for_status(Counter::General(0))));
-        check(format_args!("status"), read(GLOBAL_STATUS)?, 1)?;
+        check("status", read(GLOBAL_STATUS)?, 1)?;
         interruptible(|| pass(A_WHILE));
-        check(format_args!("interrupts"), cpu.taken_any(), 0)?;
+        check("interrupts", cpu.taken_any(), 0)?;
         apic::set_lvtpc(lvtpc);
         interruptible(|| pass(A_WHILE));
-        check(format_args!("after unmasking"), cpu.taken_any(), 0)?;
+        check("after unmasking", cpu.taken_any(), 0)?;
         cx.pmu.set_period(Counter::General(0), SOME)?;
         let mut came = Ok(());
         interruptible(|| came = wait_for_pmis(1));
@@ -172,12 +172,7 @@ fn masks_itself(cx: &Context) -> Verdict {
     wait_for_pmis(1)?;
     let lvtpc = percpu::this().pmi_lvtpc.load(Relaxed);
     let masked = (LVT_NMI | LVT_MASKED).into();
-    check_or(
-        format_args!("LVTPC"),
-        lvtpc.into(),
-        masked,
-        (LVT_NMI.into(), NOT_MASKED),
-    )
+    check_or("LVTPC", lvtpc.into(), masked, (LVT_NMI.into(), NOT_MASKED))
 }
 
 /// Checks modes that LVTPC cannot ask for: INIT, ExtINT and a vector below 16.
@@ -208,7 +203,7 @@ fn not_while_disabled(cx: &Context) -> Verdict {
         cx.pmu.enable(0)?;
         cx.pmu.configure(counter, COUNT | INT)?;
         pass(A_WHILE);
-        check(format_args!("status"), read(GLOBAL_STATUS)?, counter.bit())?;
+        check("status", read(GLOBAL_STATUS)?, counter.bit())?;
         check(format_args!("{counter}"), percpu::this().taken_any(), 0)?;
         write(GLOBAL_OVF_CTRL, counter.bit())?;
     }
@@ -244,20 +239,20 @@ fn one_each(cx: &Context) -> Verdict {
         wait_for_pmis(n)?;
     }
     apic::set_lvtpc(LVT_NMI);
-    check(format_args!("status"), read(GLOBAL_STATUS)?, 1)?;
+    check("status", read(GLOBAL_STATUS)?, 1)?;
     for _ in 0..3 {
         cx.pmu.enable(0)?;
         cx.pmu.enable(counter.bit())?;
     }
     pass(A_WHILE);
-    check(format_args!("by the bit"), cpu.taken_any(), 4)?;
+    check("by the bit", cpu.taken_any(), 4)?;
     cpu.set_pmi_action(PmiAction::Acknowledge);
     write(GLOBAL_OVF_CTRL, 1)?;
     for n in 5..=8 {
         cx.pmu.set_period(counter, SOME)?;
         wait_for_pmis(n)?;
     }
-    check(format_args!("after clearing it"), cpu.taken_any(), 8)?;
+    check("after clearing it", cpu.taken_any(), 8)?;
     Ok(Pass::Ok)
 }
 
@@ -296,9 +291,9 @@ fn all_counters(cx: &Context) -> Verdict {
     wait(|| Ok(cpu.pmi_status_ever.load(Relaxed) == all))?;
     cx.pmu.enable(0)?;
     let most = all.count_ones().into();
-    check_range(format_args!("PMIs"), cpu.pmis.load(Relaxed), 1, most)?;
-    check_range(format_args!("interrupts"), cpu.taken_any(), 1, most)?;
-    check(format_args!("status"), read(GLOBAL_STATUS)?, 0)?;
+    check_range("PMIs", cpu.pmis.load(Relaxed), 1, most)?;
+    check_range("interrupts", cpu.taken_any(), 1, most)?;
+    check("status", read(GLOBAL_STATUS)?, 0)?;
     Ok(Pass::Ok)
 }
 
@@ -311,7 +306,7 @@ fn wakes(cx: &Context) -> Verdict {
     arm(cx, counter, COUNT | INT)?;
     wait(|| Ok(apic::is_pending(PMI)))?;
     halt();
-    check(format_args!("interrupts"), cpu.taken(PMI), 1)?;
+    check("interrupts", cpu.taken(PMI), 1)?;
     Ok(Pass::Ok)
 }
 
@@ -337,8 +332,8 @@ fn freeze(cx: &Context) -> Verdict {
     wait_for_pmis(1)?;
     let (frozen, left) = if v4 { (CTR_FRZ, all) } else { (0, 0) };
     let status = cpu.pmi_status.load(Relaxed);
-    check(format_args!("status"), status, counter.bit() | frozen)?;
-    check(format_args!("GLOBAL_CTRL"), read(GLOBAL_CTRL)?, left)?;
+    check("status", status, counter.bit() | frozen)?;
+    check("GLOBAL_CTRL", read(GLOBAL_CTRL)?, left)?;
     for other in cx.pmu.counting() {
         let frozen = other.value()?;
         pass(A_WHILE);
@@ -397,15 +392,15 @@ pub(super) fn storm(cx: &Context, lvtpc: u32, action: PmiAction) -> Verdict {
     ));
     // Where counters run on, one more may overflow between the last handler's look and its stop.
     let most = STORM + u64::from(action != PmiAction::StopAndStorm);
-    check_range(format_args!("PMIs"), cpu.pmis.load(Relaxed), STORM, most)?;
+    check_range("PMIs", cpu.pmis.load(Relaxed), STORM, most)?;
     let ever = cpu.pmi_status_ever.load(Relaxed);
-    check(format_args!("counters that overflowed"), ever, all)?;
+    check("counters that overflowed", ever, all)?;
     // The rest of the storm comes now, and then nothing more.
     cpu.set_pmi_action(PmiAction::Acknowledge);
     interruptible(|| pass(A_WHILE));
     let taken = cpu.taken_any();
     interruptible(|| pass(A_WHILE));
-    check(format_args!("after the storm"), cpu.taken_any(), taken)?;
+    check("after the storm", cpu.taken_any(), taken)?;
     cx.pmu.reset()?;
     cx.pmu.configure(Counter::General(0), COUNT)?;
     cx.pmu.count_some(Counter::General(0))?;

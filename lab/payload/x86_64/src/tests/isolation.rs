@@ -71,7 +71,7 @@ fn end() -> Result<(), Failure> {
         return Err(Failure(Text::new(format_args!("it failed on CPU {OTHER}"))));
     }
     let others = cpu.taken_any() - cpu.taken(WAKE);
-    check(format_args!("interrupts"), others, 0)
+    check("interrupts", others, 0)
 }
 
 /// Checks that registers hold the values written here, whatever the other CPU
@@ -86,7 +86,7 @@ fn registers(cx: &Context) -> Verdict {
     smp::wait_for(OTHER);
     end()?;
     check_filled(cx)?;
-    check(format_args!("LVTPC"), apic::lvtpc().into(), LVT_NMI.into())?;
+    check("LVTPC", apic::lvtpc().into(), LVT_NMI.into())?;
     Ok(Pass::Ok)
 }
 
@@ -127,7 +127,7 @@ fn storm_next_door(cx: &Context) -> Verdict {
         rounds += 1;
     }
     end()?;
-    check_range(format_args!("rounds of work"), rounds, 1, u64::MAX)?;
+    check_range("rounds of work", rounds, 1, u64::MAX)?;
     Ok(Pass::Ok)
 }
 

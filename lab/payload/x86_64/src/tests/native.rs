@@ -67,7 +67,7 @@ fn instructions(_: &Context) -> Verdict {
     // The kernel's part does not depend on the rounds.
     let [few, many] =
         [1, ROUNDS].map(|rounds| in_ring_3(INSTRUCTIONS | USR | OS, user::SPIN, rounds));
-    check(format_args!("both rings"), many? - few?, 2 * (ROUNDS - 1))?;
+    check("both rings", many? - few?, 2 * (ROUNDS - 1))?;
     Ok(Pass::Ok)
 }
 
@@ -85,8 +85,8 @@ fn branches(_: &Context) -> Verdict {
     let left = user::run(&[0xff, 0x24, 0x25, 0, 0, 0, 0], 0);
     write(ctl(0), 0)?;
     let vector = left.err().map_or(0, |fault| fault.vector);
-    check(format_args!("exception"), vector.into(), 14)?;
-    check(format_args!("after a fault"), read(ctr(0))?, 0)?;
+    check("exception", vector.into(), 14)?;
+    check("after a fault", read(ctr(0))?, 0)?;
     Ok(Pass::Ok)
 }
 
@@ -96,7 +96,7 @@ fn cycles(_: &Context) -> Verdict {
         return Ok(INEXACT);
     }
     let got = in_ring_3(CYCLES | USR, user::SPIN, ROUNDS)?;
-    check_range(format_args!("cycles"), got, 2 * ROUNDS, 2 * ROUNDS + 1)?;
+    check_range("cycles", got, 2 * ROUNDS, 2 * ROUNDS + 1)?;
     Ok(Pass::Ok)
 }
 
@@ -106,14 +106,14 @@ fn rings(_: &Context) -> Verdict {
         return Ok(INEXACT);
     }
     let count = |bits| in_ring_3(CYCLES | bits, user::SPIN, ROUNDS);
-    check(format_args!("in no ring"), count(0)?, 0)?;
+    check("in no ring", count(0)?, 0)?;
     let [user, kernel, both] = [count(USR)?, count(OS)?, count(USR | OS)?];
-    check_range(format_args!("in ring 3"), user, 2 * ROUNDS, both)?;
-    check_range(format_args!("in ring 0"), kernel, 1, both)?;
+    check_range("in ring 3", user, 2 * ROUNDS, both)?;
+    check_range("in ring 0", kernel, 1, both)?;
     write(ctr(0), 0)?;
     write(ctl(0), CYCLES | USR | EN)?;
     spin(ROUNDS);
-    check(format_args!("of ring 0 in ring 3"), read(ctr(0))?, 0)?;
+    check("of ring 0 in ring 3", read(ctr(0))?, 0)?;
     Ok(Pass::Ok)
 }
 
@@ -190,8 +190,8 @@ fn halted(_: &Context) -> Verdict {
     let passed = tsc() - begin;
     write(ctl(0), 0)?;
     apic::start_timer(0);
-    check_range(format_args!("TSC"), passed, SLEEP / 100, u64::MAX)?;
-    check_range(format_args!("cycles"), read(ctr(0))?, 1, passed / 10)?;
+    check_range("TSC", passed, SLEEP / 100, u64::MAX)?;
+    check_range("cycles", read(ctr(0))?, 1, passed / 10)?;
     Ok(Pass::Ok)
 }
 
@@ -211,7 +211,7 @@ fn rdpmc_by_ring_3(_: &Context) -> Verdict {
         ))));
     }
     let (low, high) = open?;
-    check(format_args!("RAX"), low, VALUE & 0xffff_ffff)?;
-    check(format_args!("RDX"), high, VALUE >> 32)?;
+    check("RAX", low, VALUE & 0xffff_ffff)?;
+    check("RDX", high, VALUE >> 32)?;
     Ok(Pass::Ok)
 }

@@ -44,7 +44,7 @@ fn every_counter(cx: &Context) -> Verdict {
             write(GLOBAL_OVF_CTRL, counter.bit())?;
         }
     }
-    check(format_args!("interrupts"), percpu::this().taken_any(), 0)?;
+    check("interrupts", percpu::this().taken_any(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -83,9 +83,9 @@ fn not_by_a_write(cx: &Context) -> Verdict {
         cx.pmu.set(counter, cx.pmu.mask(counter))?;
         cx.pmu.set(counter, 0)?;
     }
-    check(format_args!("GLOBAL_STATUS"), read(GLOBAL_STATUS)?, 0)?;
+    check("GLOBAL_STATUS", read(GLOBAL_STATUS)?, 0)?;
     check(
-        format_args!("write of GLOBAL_STATUS is #GP"),
+        "write of GLOBAL_STATUS is #GP",
         (wrmsr(GLOBAL_STATUS, 1) == Err(Fault::GP)).into(),
         1,
     )?;
@@ -135,9 +135,9 @@ fn ovf_ctrl(cx: &Context) -> Verdict {
         overflowed(counter)?;
     }
     cx.pmu.enable(0)?;
-    check(format_args!("all"), read(GLOBAL_STATUS)?, all)?;
+    check("all", read(GLOBAL_STATUS)?, all)?;
     write(GLOBAL_OVF_CTRL, 0)?;
-    check(format_args!("after 0"), read(GLOBAL_STATUS)?, all)?;
+    check("after 0", read(GLOBAL_STATUS)?, all)?;
     for counter in cx.pmu.counting() {
         all &= !counter.bit();
         write(GLOBAL_OVF_CTRL, counter.bit())?;
@@ -192,7 +192,7 @@ fn status_set(cx: &Context) -> Verdict {
     let frozen = counter.value()?;
     pass(SOME);
     check(format_args!("{counter} stands"), counter.value()?, frozen)?;
-    check(format_args!("status"), read(GLOBAL_STATUS)?, CTR_FRZ)?;
+    check("status", read(GLOBAL_STATUS)?, CTR_FRZ)?;
     write(GLOBAL_OVF_CTRL, CTR_FRZ)?;
     wait(|| Ok(counter.value()? >= frozen + SOME))?;
     Ok(Pass::Ok)

@@ -81,10 +81,6 @@ fn address() -> u64 {
     (&raw const PAGE).addr() as u64
 }
 
-fn ensure(what: &str, got: u64, want: u64) -> Result<(), Failure> {
-    check(format_args!("{what}"), got, want)
-}
-
 fn refused(what: &str, register: u32, value: u64) -> Result<(), Failure> {
     let faults = u64::from(wrmsr(register, value).is_err());
     check(format_args!("{what} is #GP"), faults, 1)
@@ -137,21 +133,21 @@ fn counts() -> Verdict {
     with_page(|| {
         count(0)?;
         spin(10_000);
-        ensure("counted before it is asked for", word(COUNT), 0)?;
+        check("counted before it is asked for", word(COUNT), 0)?;
         wrmsr(DOORBELL, READ)?;
         let first = word(COUNT);
-        ensure("something was counted", u64::from(first > 0), 1)?;
+        check("something was counted", u64::from(first > 0), 1)?;
         spin(10_000);
         wrmsr(DOORBELL, FREEZE)?;
         let frozen = word(COUNT);
-        ensure("it counted on", u64::from(frozen > first), 1)?;
+        check("it counted on", u64::from(frozen > first), 1)?;
         spin(10_000);
         wrmsr(DOORBELL, READ)?;
-        ensure("counted while it was frozen", word(COUNT), frozen)?;
+        check("counted while it was frozen", word(COUNT), frozen)?;
         wrmsr(DOORBELL, APPLY)?;
         spin(10_000);
         wrmsr(DOORBELL, READ)?;
-        ensure("it went on", u64::from(word(COUNT) > frozen), 1)
+        check("it went on", u64::from(word(COUNT) > frozen), 1)
     })
 }
 
@@ -173,16 +169,16 @@ fn overflow() -> Verdict {
         until(|| percpu::this().taken(NMI) >= 5);
         wrmsr(DOORBELL, FREEZE)?;
         let nmis = percpu::this().taken(NMI);
-        ensure("NMIs came", u64::from(nmis >= 5), 1)?;
-        ensure("each is the device's", word(SEQ), nmis)?;
-        ensure("all are acknowledged", word(ACK), word(SEQ))?;
+        check("NMIs came", u64::from(nmis >= 5), 1)?;
+        check("each is the device's", word(SEQ), nmis)?;
+        check("all are acknowledged", word(ACK), word(SEQ))?;
         let (overflows, counted) = (word(OVERFLOWS), word(COUNT));
-        ensure(
+        check(
             "an NMI for each overflow at most",
             u64::from(nmis <= overflows),
             1,
         )?;
-        ensure("overflows are periods", overflows, counted / EVENTS)
+        check("overflows are periods", overflows, counted / EVENTS)
     })
 }
 
@@ -194,11 +190,11 @@ fn doorbells() -> Verdict {
         for round in 0..8_000 {
             wrmsr(DOORBELL, round % 16)?;
             let now = word(COUNT);
-            ensure("the count went back", u64::from(now < last), 0)?;
+            check("the count went back", u64::from(now < last), 0)?;
             last = now;
         }
-        ensure("something was counted", u64::from(last > 0), 1)?;
-        ensure("NMIs", percpu::this().taken(NMI), 0)
+        check("something was counted", u64::from(last > 0), 1)?;
+        check("NMIs", percpu::this().taken(NMI), 0)
     })
 }
 
@@ -209,17 +205,17 @@ fn dead_driver() -> Verdict {
         ACKNOWLEDGES.store(false, SeqCst);
         count(INTERRUPT)?;
         until(|| word(OVERFLOWS) >= 5);
-        ensure("it overflows on", u64::from(word(OVERFLOWS) >= 5), 1)?;
-        ensure("NMIs", percpu::this().taken(NMI), 1)?;
+        check("it overflows on", u64::from(word(OVERFLOWS) >= 5), 1)?;
+        check("NMIs", percpu::this().taken(NMI), 1)?;
         ACKNOWLEDGES.store(true, SeqCst);
         share()?;
         interruptible(|| spin(1_000_000));
-        ensure("counted for the dead driver", word(COUNT), 0)?;
-        ensure("more NMIs", percpu::this().taken(NMI), 1)?;
+        check("counted for the dead driver", word(COUNT), 0)?;
+        check("more NMIs", percpu::this().taken(NMI), 1)?;
         count(INTERRUPT)?;
         until(|| word(OVERFLOWS) >= 5);
         let nmis = u64::from(percpu::this().taken(NMI) > 3);
-        ensure("NMIs for the new driver", nmis, 1)
+        check("NMIs for the new driver", nmis, 1)
     })
 }
 
@@ -241,7 +237,7 @@ fn hostile() -> Verdict {
         (0..512).for_each(|n| put(n, n as u64));
         interruptible(|| spin(1_000_000));
         let changed = (0..512).filter(|&n| word(n) != n as u64).count();
-        ensure(
+        check(
             "words written after the page was let go of",
             changed as u64,
             0,

@@ -114,15 +114,15 @@ fn wait_for_bytes(bytes: u64) -> Result<(), Failure> {
 /// Checks that CPUID and the MSRs agree about PEBS.
 fn offered(cx: &Context) -> Verdict {
     let [_, _, ecx, edx] = cpuid(1, 0);
-    check(format_args!("DTES64"), (ecx >> 2 & 1).into(), 1)?;
-    check(format_args!("DS"), (edx >> 21 & 1).into(), 1)?;
+    check("DTES64", (ecx >> 2 & 1).into(), 1)?;
+    check("DS", (edx >> 21 & 1).into(), 1)?;
     let misc = read(MISC_ENABLE)?;
     let [bts, pebs] = UNAVAILABLE.map(|bit| u64::from(misc & bit != 0));
-    check(format_args!("BTS_UNAVAILABLE"), bts, 1)?;
-    check(format_args!("PEBS_UNAVAILABLE"), pebs, 0)?;
+    check("BTS_UNAVAILABLE", bts, 1)?;
+    check("PEBS_UNAVAILABLE", pebs, 0)?;
     // The fields are PEBS_TRAP, PEBS_ARCH_REG and format 4.
     let format = cx.pmu.0.perf_capabilities & 0xfc0;
-    check(format_args!("the format"), format, 0x4c0)?;
+    check("the format", format, 0x4c0)?;
     Ok(Pass::Ok)
 }
 
@@ -139,27 +139,23 @@ fn groups(cx: &Context) -> Verdict {
         start(cx, Counter::General(0), COUNT | ADAPTIVE, PERIOD)?;
         wait_for_bytes(size)?;
         cx.pmu.enable(0)?;
-        check(
-            format_args!("format and size"),
-            word(0),
-            size << 48 | groups,
-        )?;
-        check(format_args!("counters"), word(2), 1)?;
-        check_range(format_args!("TSC"), word(3), before, tsc())?;
+        check("format and size", word(0), size << 48 | groups)?;
+        check("counters", word(2), 1)?;
+        check_range("TSC", word(3), before, tsc())?;
         let ip = word(1);
         // The program is in the lower half.
-        check_range(format_args!("IP"), ip, 1, u64::MAX >> 1)?;
+        check_range("IP", ip, 1, u64::MAX >> 1)?;
         if groups & 2 != 0 {
             let general = if groups & 1 != 0 { 8 } else { 4 };
             // RFLAGS has a bit that is always set.
-            check(format_args!("RFLAGS[1]"), word(general) >> 1 & 1, 1)?;
-            check(format_args!("RIP"), word(general + 1), ip)?;
+            check("RFLAGS[1]", word(general) >> 1 & 1, 1)?;
+            check("RIP", word(general + 1), ip)?;
             let stack = address(&AtomicU64::new(0));
             let rsp = word(general + 6);
-            check_range(format_args!("RSP"), rsp, stack - 0x4000, stack + 0x4000)?;
+            check_range("RSP", rsp, stack - 0x4000, stack + 0x4000)?;
         }
         if groups & 1 != 0 {
-            check(format_args!("memory access"), word(4), 0)?;
+            check("memory access", word(4), 0)?;
         }
     }
     Ok(Pass::Ok)
@@ -171,7 +167,7 @@ fn basic_only(cx: &Context) -> Verdict {
     start(cx, Counter::General(0), COUNT, PERIOD)?;
     wait_for_bytes(1)?;
     cx.pmu.enable(0)?;
-    check(format_args!("format and size"), word(0), 32 << 48)?;
+    check("format and size", word(0), 32 << 48)?;
     Ok(Pass::Ok)
 }
 
@@ -185,7 +181,7 @@ fn every_counter(cx: &Context) -> Verdict {
         wait_for_bytes(32)?;
         cx.pmu.enable(0)?;
         check(format_args!("{counter}"), word(2), counter.bit())?;
-        check(format_args!("status"), read(GLOBAL_STATUS)?, 0)?;
+        check("status", read(GLOBAL_STATUS)?, 0)?;
     }
     Ok(Pass::Ok)
 }
@@ -198,11 +194,11 @@ fn reload(cx: &Context) -> Verdict {
     cx.pmu.enable(0)?;
     let value = counter.value()?;
     let mask = cx.pmu.mask(counter);
-    check_range(format_args!("value"), value, mask - PERIOD + 1, mask)?;
+    check_range("value", value, mask - PERIOD + 1, mask)?;
     for n in 0..3 {
         check(format_args!("record {n}"), word(4 * n), 32 << 48)?;
     }
-    check_range(format_args!("TSC"), word(7), word(3), word(11))?;
+    check_range("TSC", word(7), word(3), word(11))?;
     Ok(Pass::Ok)
 }
 
@@ -217,13 +213,13 @@ fn threshold(cx: &Context) -> Verdict {
     wait(|| Ok(cpu.pmis.load(Relaxed) >= 1))?;
     cx.pmu.enable(0)?;
     let found = cpu.pmi_status.load(Relaxed);
-    check(format_args!("status in the PMI"), found, OVF_BUF)?;
-    check_range(format_args!("bytes"), written(), 4 * 32, u64::MAX)?;
+    check("status in the PMI", found, OVF_BUF)?;
+    check_range("bytes", written(), 4 * 32, u64::MAX)?;
     // Each record from the threshold on may have a PMI.
     let most = written() / 32 - 3;
-    check_range(format_args!("PMIs"), cpu.pmis.load(Relaxed), 1, most)?;
+    check_range("PMIs", cpu.pmis.load(Relaxed), 1, most)?;
     write(GLOBAL_OVF_CTRL, OVF_BUF)?;
-    check(format_args!("status after"), read(GLOBAL_STATUS)?, 0)?;
+    check("status after", read(GLOBAL_STATUS)?, 0)?;
     Ok(Pass::Ok)
 }
 
@@ -234,8 +230,8 @@ fn full(cx: &Context) -> Verdict {
     wait_for_bytes(2 * 32)?;
     pass(20 * SOME);
     cx.pmu.enable(0)?;
-    check(format_args!("bytes"), written(), 2 * 32)?;
-    check(format_args!("behind"), word(8), 0)?;
+    check("bytes", written(), 2 * 32)?;
+    check("behind", word(8), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -244,7 +240,7 @@ fn other_ring(cx: &Context) -> Verdict {
     start(cx, Counter::General(0), USR | 1 << 22, SOME)?;
     pass(20 * SOME);
     cx.pmu.enable(0)?;
-    check(format_args!("bytes"), written(), 0)?;
+    check("bytes", written(), 0)?;
     Ok(Pass::Ok)
 }
 
@@ -300,7 +296,7 @@ fn addresses(_: &Context) -> Verdict {
         let want = if taken { Ok(()) } else { Err(Fault::GP) };
         check(format_args!("{value:#x}"), (written == want).into(), 1)?;
         if taken {
-            check(format_args!("DS_AREA"), rdmsr(DS_AREA)?, value)?;
+            check("DS_AREA", rdmsr(DS_AREA)?, value)?;
         }
     }
     Ok(Pass::Ok)

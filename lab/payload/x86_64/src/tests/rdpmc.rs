@@ -137,8 +137,8 @@ fn user_without_pce(cx: &Context) -> Verdict {
 fn user_with_pce(cx: &Context) -> Verdict {
     match in_ring_3(cx, true)? {
         Ok((low, high)) => {
-            check(format_args!("RAX"), low, 0x1234)?;
-            check(format_args!("RDX"), high, 0)?;
+            check("RAX", low, 0x1234)?;
+            check("RDX", high, 0)?;
             Ok(Pass::Ok)
         }
         Err(Fault::GP) => Ok(Pass::Deviates(USER_RDPMC)),
@@ -187,12 +187,8 @@ fn user_msrs(cx: &Context) -> Verdict {
     }
     pass(1);
     let got = crate::pmu::read(PERFEVTSEL)?;
-    check(format_args!("PERFEVTSEL0 after"), got, COUNT)?;
-    check(
-        format_args!("general counters"),
-        (cx.pmu.0.general > 0).into(),
-        1,
-    )?;
+    check("PERFEVTSEL0 after", got, COUNT)?;
+    check("general counters", (cx.pmu.0.general > 0).into(), 1)?;
     Ok(Pass::Ok)
 }
 

@@ -144,8 +144,8 @@ pub(super) fn check_filled(cx: &Context) -> Result<(), Failure> {
         let got = read(row.address)?;
         check(format_args!("{}{}", row.name, row.index), got, value)?;
     }
-    check(format_args!("GLOBAL_CTRL"), read(GLOBAL_CTRL)?, 0)?;
-    check(format_args!("GLOBAL_STATUS"), read(GLOBAL_STATUS)?, 0)
+    check("GLOBAL_CTRL", read(GLOBAL_CTRL)?, 0)?;
+    check("GLOBAL_STATUS", read(GLOBAL_STATUS)?, 0)
 }
 
 /// Checks that IA32_PERF_GLOBAL_INUSE names the counters that have an event or an enable bit, and an interrupt (SDM
@@ -155,7 +155,7 @@ fn in_use(cx: &Context) -> Verdict {
     if cx.pmu.0.version < 4 {
         return Ok(Pass::Skip("no IA32_PERF_GLOBAL_INUSE before version 4"));
     }
-    check(format_args!("of none"), read(GLOBAL_INUSE)?, 0)?;
+    check("of none", read(GLOBAL_INUSE)?, 0)?;
     for counter in cx.pmu.counters() {
         for (bits, asks) in [(COUNT, 0), (COUNT | INT, PMI)] {
             cx.pmu.configure(counter, bits)?;
@@ -167,7 +167,7 @@ fn in_use(cx: &Context) -> Verdict {
         }
         cx.pmu.reset()?;
     }
-    check(format_args!("at last"), read(GLOBAL_INUSE)?, 0)?;
+    check("at last", read(GLOBAL_INUSE)?, 0)?;
     Ok(Pass::Ok)
 }
 

@@ -167,7 +167,7 @@ fn around(bits: u64, rounds: u64) -> Result<u64, Failure> {
     write(ctl(0), COUNT | bits)?;
     let exit = run(0, false, user::SPIN, rounds);
     write(ctl(0), 0)?;
-    check(format_args!("exit"), exit?.code, EXIT_VMMCALL)?;
+    check("exit", exit?.code, EXIT_VMMCALL)?;
     read(ctr(0))
 }
 
@@ -179,17 +179,17 @@ fn host_and_guest_only() -> Verdict {
     }
     let more = 2 * (ROUNDS - 1);
     let [few, many] = count(CYCLES)?;
-    check_range(format_args!("in both"), many - few, more, u64::MAX)?;
+    check_range("in both", many - few, more, u64::MAX)?;
     let [few, many] = count(CYCLES | HOST_ONLY | GUEST_ONLY)?;
-    check_range(format_args!("by both bits"), many - few, more, u64::MAX)?;
+    check_range("by both bits", many - few, more, u64::MAX)?;
     let [few, many] = count(CYCLES | GUEST_ONLY)?;
-    check_range(format_args!("in the guest"), few, 2, many)?;
-    check(format_args!("more in the guest"), many - few, more)?;
+    check_range("in the guest", few, 2, many)?;
+    check("more in the guest", many - few, more)?;
     let [few, many] = count(CYCLES | HOST_ONLY)?;
-    check_range(format_args!("in the host"), few, 1, u64::MAX)?;
-    check(format_args!("more in the host"), many, few)?;
+    check_range("in the host", few, 1, u64::MAX)?;
+    check("more in the host", many, few)?;
     let guest = around(INSTRUCTIONS | GUEST_ONLY, ROUNDS)?;
-    check(format_args!("the guest's instructions"), guest, 2 * ROUNDS)?;
+    check("the guest's instructions", guest, 2 * ROUNDS)?;
     Ok(Pass::Ok)
 }
 
@@ -229,16 +229,16 @@ fn registers_pass() -> Verdict {
     let (ctl, ctr) = (PERF_CTL + 2, PERF_CTR + 2);
     write(ctr, VALUE)?;
     let exit = run(INTERCEPT_MSR, false, &[0x0f, 0x32], ctr.into())?;
-    check(format_args!("exit of RDMSR"), exit.code, EXIT_VMMCALL)?;
-    check(format_args!("EAX of RDMSR"), exit.rax, VALUE)?;
+    check("exit of RDMSR", exit.code, EXIT_VMMCALL)?;
+    check("EAX of RDMSR", exit.rax, VALUE)?;
     let exit = run(INTERCEPT_MSR, false, &[0x0f, 0x33], 1)?;
-    check(format_args!("exit of RDPMC"), exit.code, EXIT_VMMCALL)?;
-    check(format_args!("EAX of RDPMC"), exit.rax, VALUE)?;
+    check("exit of RDPMC", exit.code, EXIT_VMMCALL)?;
+    check("EAX of RDPMC", exit.rax, VALUE)?;
     // `mov eax, 0x3_0076; xor edx, edx; wrmsr`
     let code = [0xb8, 0x76, 0, 3, 0, 0x31, 0xd2, 0x0f, 0x30];
     let exit = run(INTERCEPT_MSR, false, &code, ctl.into())?;
-    check(format_args!("exit of WRMSR"), exit.code, EXIT_VMMCALL)?;
-    check(format_args!("what the guest wrote"), read(ctl)?, 0x3_0076)?;
+    check("exit of WRMSR", exit.code, EXIT_VMMCALL)?;
+    check("what the guest wrote", read(ctl)?, 0x3_0076)?;
     Ok(Pass::Ok)
 }
 
@@ -251,12 +251,12 @@ fn nmi() -> Verdict {
     let exit = run(INTERCEPT_NMI, false, user::SPIN, 1 << 40);
     write(ctl(0), 0)?;
     let (exit, since) = (exit?, read(ctr(0))?);
-    check(format_args!("exit"), exit.code, EXIT_NMI)?;
-    check(format_args!("next RIP"), exit.next_rip, 0)?;
+    check("exit", exit.code, EXIT_NMI)?;
+    check("next RIP", exit.next_rip, 0)?;
     interruptible(|| pass(1_000));
-    check(format_args!("NMIs"), cpu.taken(NMI), 1)?;
+    check("NMIs", cpu.taken(NMI), 1)?;
     if is_exact()? {
-        check(format_args!("counted since"), since, 0)?;
+        check("counted since", since, 0)?;
     }
     Ok(Pass::Ok)
 }

@@ -65,93 +65,77 @@ impl Keep {
 }
 
 impl Selection {
-    /// Selects the packages of the guests of `arch` and the KVM host.
-    pub fn guests(arch: Arch) -> Self {
+    fn new(
+        release: &'static str,
+        arch: Arch,
+        purpose: &str,
+        packages: &[&str],
+        keep: Keep,
+    ) -> Self {
         Self {
-            release: RELEASE,
+            release,
             arch,
             architecture: arch.debian(),
-            purpose: String::new(),
-            packages: owned(&arch.packages()),
-            keep: Keep::AllBut(&NOT_NEEDED),
+            purpose: purpose.to_owned(),
+            packages: packages.iter().map(|&name| name.to_owned()).collect(),
+            keep,
         }
+    }
+
+    /// Selects the packages of the guests of `arch` and the KVM host.
+    pub fn guests(arch: Arch) -> Self {
+        let keep = Keep::AllBut(&NOT_NEEDED);
+        Self::new(RELEASE, arch, "", &arch.packages(), keep)
     }
 
     /// Selects a kernel of `release` and the headers for its modules. The compiler,
     /// a dependency of the headers, is the machine's own.
     pub fn kernel_with_headers(release: &'static str, arch: Arch) -> Self {
-        Self {
-            release,
-            arch,
-            architecture: arch.debian(),
-            purpose: String::new(),
-            packages: owned(&["linux-headers-cloud-amd64", "linux-image-cloud-amd64"]),
-            keep: Keep::Only(&["linux-headers-", "linux-image-", "linux-kbuild-"]),
-        }
+        let packages = ["linux-headers-cloud-amd64", "linux-image-cloud-amd64"];
+        let keep = Keep::Only(&["linux-headers-", "linux-image-", "linux-kbuild-"]);
+        Self::new(release, arch, "", &packages, keep)
     }
 
     /// Selects what makes a PC boot from a disk: GRUB, and UEFI's firmware.
     pub fn boot() -> Self {
-        Self {
-            release: RELEASE,
-            arch: Arch::X86_64,
-            architecture: Arch::X86_64.debian(),
-            purpose: "-boot".to_owned(),
-            packages: owned(&["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"]),
-            // The libraries are those of grub-mkimage.
-            keep: Keep::Only(&[
-                "grub-",
-                "libc6",
-                "libdevmapper",
-                "liblzma",
-                "libpcre2",
-                "libselinux",
-                "libudev",
-                "ovmf",
-            ]),
-        }
+        let packages = ["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"];
+        // The libraries are those of grub-mkimage.
+        let keep = Keep::Only(&[
+            "grub-",
+            "libc6",
+            "libdevmapper",
+            "liblzma",
+            "libpcre2",
+            "libselinux",
+            "libudev",
+            "ovmf",
+        ]);
+        Self::new(RELEASE, Arch::X86_64, "-boot", &packages, keep)
     }
 
     /// Selects a kernel of `release` with its modules, for a PC.
     pub fn kernel(release: &'static str) -> Self {
-        Self {
-            release,
-            arch: Arch::X86_64,
-            architecture: Arch::X86_64.debian(),
-            purpose: "-kernel".to_owned(),
-            packages: owned(&["linux-image-cloud-amd64"]),
-            // The newest packages have kernel and modules apart.
-            keep: Keep::Only(&["linux-binary-", "linux-image-", "linux-modules-"]),
-        }
+        // The newest packages have kernel and modules apart.
+        let keep = Keep::Only(&["linux-binary-", "linux-image-", "linux-modules-"]);
+        let packages = ["linux-image-cloud-amd64"];
+        Self::new(release, Arch::X86_64, "-kernel", &packages, keep)
     }
 
     /// Selects a package and all that it depends on, for a guest of `arch`.
     pub fn package(name: &str, arch: Arch) -> Self {
-        Self {
-            release: RELEASE,
-            arch,
-            architecture: arch.debian(),
-            purpose: format!("-package-{name}"),
-            packages: vec![name.to_owned()],
-            keep: Keep::AllBut(&[]),
-        }
+        let purpose = format!("-package-{name}");
+        Self::new(RELEASE, arch, &purpose, &[name], Keep::AllBut(&[]))
     }
 
     /// Selects the last kernel of 32 bits that Debian has for a PC, and its programs.
     pub fn kernel_of_32_bits() -> Self {
+        let packages = ["busybox-static", "linux-image-686"];
+        let keep = Keep::Only(&["busybox-static", "linux-image-"]);
         Self {
-            release: "bookworm",
-            arch: Arch::X86_64,
             architecture: "i386",
-            purpose: "-kernel".to_owned(),
-            packages: owned(&["busybox-static", "linux-image-686"]),
-            keep: Keep::Only(&["busybox-static", "linux-image-"]),
+            ..Self::new("bookworm", Arch::X86_64, "-kernel", &packages, keep)
         }
     }
-}
-
-fn owned(names: &[&str]) -> Vec<String> {
-    names.iter().map(|&name| name.to_owned()).collect()
 }
 
 /// Large dependencies that no program of the lab loads: scripts, data, and libraries that programs
@@ -328,7 +312,7 @@ impl Pool {
     /// # Errors
     ///
     /// When the file is gone or was changed.
-    pub fn verified(&self, package: &Package) -> Result<PathBuf> {
+    fn verified(&self, package: &Package) -> Result<PathBuf> {
         let path = self.folder.join("packages").join(&package.file);
         verify(&path, package)?;
         Ok(path)
