@@ -139,22 +139,18 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
 
 /// Returns whether QEMU is started to be asked for its abilities only: its machine is `none`, or it prints and ends.
 fn has_no_guest(arguments: &[OsString]) -> bool {
-    let asks = |word: &OsString| {
-        ["-version", "--version", "-h", "-help", "--help"]
-            .iter()
-            .any(|it| word == it)
-    };
-    let is_machine = |word: &OsString| {
-        ["-machine", "--machine", "-M", "--M"]
-            .iter()
-            .any(|it| word == it)
-    };
+    let is_machine = ["-machine", "--machine", "-M", "--M"];
     let is_none =
-        |word: &OsString| word.as_bytes().split(|byte| *byte == b',').next() == Some(b"none");
+        |word: &OsStr| word.as_bytes().split(|byte| *byte == b',').next() == Some(b"none");
     let has_none = arguments
         .windows(2)
-        .any(|words| is_machine(&words[0]) && is_none(&words[1]));
-    has_none || arguments.iter().any(asks)
+        .any(|words| is_one(&words[0], &is_machine) && is_none(&words[1]));
+    let asks = ["-version", "--version", "-h", "-help", "--help"];
+    has_none || arguments.iter().any(|word| is_one(word, &asks))
+}
+
+fn is_one(word: &OsStr, names: &[&str]) -> bool {
+    names.iter().any(|name| word == *name)
 }
 
 /// Returns whether a program's name begins so.
@@ -233,11 +229,8 @@ fn check_program(program: &Path) -> Result<()> {
 
 /// Checks QEMU's words for what cannot work.
 fn check_qemu(program: &Path, arguments: &[OsString]) -> Result<()> {
-    let is = |names: &[&str]| {
-        let mut words = arguments.iter().map(|word| word.as_bytes());
-        words.any(|word| names.iter().any(|name| word == name.as_bytes()))
-    };
-    if is(&["-incoming", "--incoming", "-loadvm", "--loadvm"]) {
+    let saved = ["-incoming", "--incoming", "-loadvm", "--loadvm"];
+    if arguments.iter().any(|word| is_one(word, &saved)) {
         return refuse(
             program,
             "a guest that was saved, or comes from elsewhere, has no state of this PMU: leave -incoming and -loadvm \

@@ -21,7 +21,7 @@ pub(crate) struct Monitor {
     ///
     /// Each event takes one of --host-counters, or one of the guest's with --borrow. --keep has the profile as folded
     /// stacks.
-    #[arg(long, value_name = "RATE[,EVENT..]", value_parser = host_profile)]
+    #[arg(long, value_name = "RATE[,EVENT..]")]
     host_profile: Option<ProfileRequest>,
     /// Take the counters of --host-profile from the guest when CMD begins, and give them back when it ends
     ///
@@ -89,8 +89,4 @@ impl Monitor {
             eager: false,
         })
     }
-}
-
-fn host_profile(text: &str) -> Result<ProfileRequest, String> {
-    text.parse()
 }

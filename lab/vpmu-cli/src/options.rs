@@ -235,7 +235,7 @@ pub(crate) struct Guest {
     /// The first two make a disk of Debian packages, whose GRUB starts Debian's kernel where the kernel wants to be. A
     /// release behind them names another kernel: bookworm, trixie, trixie-backports or sid (uefi:bookworm). FILE is raw
     /// or qcow2 and stays as it is. Its cloud-init runs CMD; without CMD its console is streamed until it powers off.
-    #[arg(long, value_name = "DISK", value_parser = disk)]
+    #[arg(long, value_name = "DISK")]
     disk: Option<Disk>,
     /// Add words to the guest's kernel command line
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
@@ -345,10 +345,6 @@ impl Guest {
             None => Ok(()),
         }
     }
-}
-
-fn disk(text: &str) -> Result<Disk, String> {
-    text.parse()
 }
 
 /// Takes what Debian's policy lets be a name, so that apt takes it for nothing else.

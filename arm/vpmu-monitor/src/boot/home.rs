@@ -6,19 +6,26 @@ use core::ops::Range;
 /// The monitor and what it hides from the guest begin and end at such an address: a block of stage 2.
 pub const ALIGNMENT: u64 = 2 << 20;
 
-/// The highest `size` bytes of `ram` that touch nothing in `taken`; `None` when there are none.
-pub fn choose(ram: &Range<u64>, taken: &[Range<u64>], size: u64) -> Option<Range<u64>> {
-    let mut end = ram.end & !(ALIGNMENT - 1);
+/// The highest place for `size` bytes of `ram` that touches nothing in `taken`; `None` when there is none. The place begins
+/// at a multiple of `alignment`, which is one of [`ALIGNMENT`]; its size is rounded up to such blocks.
+pub fn choose(
+    ram: &Range<u64>,
+    taken: &[Range<u64>],
+    size: u64,
+    alignment: u64,
+) -> Option<Range<u64>> {
+    let size = size.checked_next_multiple_of(ALIGNMENT)?;
+    let mut end = ram.end;
     loop {
-        let start = end.checked_sub(size)? & !(ALIGNMENT - 1);
+        let start = end.checked_sub(size)? & !(alignment - 1);
         if start < ram.start {
             return None;
         }
-        let home = start..end;
-        match taken.iter().find(|range| overlap(range, &home)) {
-            None => return Some(home),
-            // What is in the way begins below `end`, so this goes down.
-            Some(range) => end = range.start & !(ALIGNMENT - 1),
+        let place = start..start + size;
+        match taken.iter().find(|range| overlap(range, &place)) {
+            None => return Some(place),
+            // What is in the way begins below the place's end, so this goes down.
+            Some(range) => end = range.start,
         }
     }
 }
@@ -39,10 +46,16 @@ mod tests {
     #[test]
     fn the_end_of_ram_when_it_is_free() {
         let ram = 0x4000_0000..0x8000_0000;
-        assert_eq!(choose(&ram, &[], 4 * MIB), Some(0x7fc0_0000..0x8000_0000));
+        assert_eq!(
+            choose(&ram, &[], 4 * MIB, ALIGNMENT),
+            Some(0x7fc0_0000..0x8000_0000)
+        );
         // RAM that ends anywhere, a size of no round number.
         let ram = 0x4000_0000..0x8000_1000;
-        assert_eq!(choose(&ram, &[], 3 * MIB), Some(0x7fc0_0000..0x8000_0000));
+        assert_eq!(
+            choose(&ram, &[], 3 * MIB, ALIGNMENT),
+            Some(0x7fc0_0000..0x8000_0000)
+        );
     }
 
     #[test]
@@ -56,7 +69,7 @@ mod tests {
             0x7f00_0000..0x7f00_0000,
         ];
         assert_eq!(
-            choose(&ram, &taken, 2 * MIB),
+            choose(&ram, &taken, 2 * MIB, ALIGNMENT),
             Some(0x7fa0_0000..0x7fc0_0000)
         );
     }
@@ -65,15 +78,28 @@ mod tests {
     fn no_room_is_said() {
         let ram = 0x4000_0000..0x4040_0000;
         assert_eq!(
-            choose(&ram, from_ref(&(0x4020_0000..0x4030_0000)), 2 * MIB),
+            choose(
+                &ram,
+                from_ref(&(0x4020_0000..0x4030_0000)),
+                2 * MIB,
+                ALIGNMENT
+            ),
             Some(0x4000_0000..0x4020_0000)
         );
         assert_eq!(
-            choose(&ram, from_ref(&(0x4000_0000..0x4030_0000)), 2 * MIB),
+            choose(
+                &ram,
+                from_ref(&(0x4000_0000..0x4030_0000)),
+                2 * MIB,
+                ALIGNMENT
+            ),
             None
         );
-        assert_eq!(choose(&ram, from_ref(&(0..u64::MAX)), 2 * MIB), None);
-        assert_eq!(choose(&(0..MIB), &[], 2 * MIB), None);
-        assert_eq!(choose(&(0..0), &[], 2 * MIB), None);
+        assert_eq!(
+            choose(&ram, from_ref(&(0..u64::MAX)), 2 * MIB, ALIGNMENT),
+            None
+        );
+        assert_eq!(choose(&(0..MIB), &[], 2 * MIB, ALIGNMENT), None);
+        assert_eq!(choose(&(0..0), &[], 2 * MIB, ALIGNMENT), None);
     }
 }

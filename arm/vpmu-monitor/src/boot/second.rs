@@ -30,22 +30,10 @@ const INITRD_ALIGNMENT: u64 = 64 << 10;
 /// The redistributor region has room for one more than there is.
 const REDISTRIBUTORS: u64 = 4 * GIC_FRAME;
 
-/// The highest place for `size` bytes of the second guest's memory in `ram`, clear of what is `taken`. The size is
-/// rounded up to blocks of stage 2.
+/// The highest place for `size` bytes of the second guest's memory in `ram`, clear of what is `taken`.
 pub fn choose(ram: &Range<u64>, size: u64, taken: &[Range<u64>]) -> Option<Range<u64>> {
     // From the top down, away from the first guest's kernel and from what bootloaders leave near the beginning.
-    let size = size.checked_next_multiple_of(home::ALIGNMENT)?;
-    let mut start = ram.end.checked_sub(size)? & !(ALIGNMENT - 1);
-    loop {
-        if start < ram.start {
-            return None;
-        }
-        let place = start..start + size;
-        if !taken.iter().any(|range| home::overlap(range, &place)) {
-            return Some(place);
-        }
-        start = start.checked_sub(ALIGNMENT)?;
-    }
+    home::choose(ram, taken, size, ALIGNMENT)
 }
 
 /// Where the second guest's file would have been loaded, in its memory.

@@ -401,7 +401,8 @@ fn find_home(
     let tables = TABLES + mmu::end(machine) / (1 << 30) * size_of::<u64>() as u64;
     let heap = tables + TREE_COPIES * blob::used(tree) + machine.cpus.len() as u64 * per_cpu;
     let size = image + heap + DOORBELL_PAGE + TREE_ROOM;
-    let mut home = home::choose(ram, taken, size).ok_or(BootError::NoHome(size))?;
+    let mut home =
+        home::choose(ram, taken, size, home::ALIGNMENT).ok_or(BootError::NoHome(size))?;
     home.start += TREE_ROOM;
     Ok(home)
 }

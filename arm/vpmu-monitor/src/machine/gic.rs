@@ -187,22 +187,11 @@ pub(crate) struct PhysicalInterface;
 
 macro_rules! list_register {
     ($n:expr, $each:ident) => {
+        list_register!($n, $each, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    };
+    ($n:expr, $each:ident, $($index:literal)*) => {
         match $n {
-            0 => $each!("ich_lr0_el2"),
-            1 => $each!("ich_lr1_el2"),
-            2 => $each!("ich_lr2_el2"),
-            3 => $each!("ich_lr3_el2"),
-            4 => $each!("ich_lr4_el2"),
-            5 => $each!("ich_lr5_el2"),
-            6 => $each!("ich_lr6_el2"),
-            7 => $each!("ich_lr7_el2"),
-            8 => $each!("ich_lr8_el2"),
-            9 => $each!("ich_lr9_el2"),
-            10 => $each!("ich_lr10_el2"),
-            11 => $each!("ich_lr11_el2"),
-            12 => $each!("ich_lr12_el2"),
-            13 => $each!("ich_lr13_el2"),
-            14 => $each!("ich_lr14_el2"),
+            $($index => $each!(concat!("ich_lr", $index, "_el2")),)*
             _ => $each!("ich_lr15_el2"),
         }
     };
@@ -219,7 +208,7 @@ impl ListRegisters for PhysicalInterface {
 
     fn write(&mut self, n: usize, value: u64) {
         macro_rules! write {
-            ($name:literal) => {
+            ($name:expr) => {
                 write_sysreg!($name, value)
             };
         }

@@ -233,19 +233,10 @@ impl Translation {
 /// there before would hide what was written once the MMU is on. No line of it is dirty: whoever put the image
 /// there has cleaned it (Linux, Documentation/arch/arm64/booting.rst).
 pub(crate) fn forget_cached(range: &Range<u64>) {
-    let line = regs::smallest_line(read_sysreg!("ctr_el0"));
-    let mut at = range.start & !(line - 1);
-    while at < range.end {
-        // SAFETY: no line of the range is dirty, so memory keeps its value.
-        unsafe {
-            core::arch::asm!("dc ivac, {}", in(reg) at, options(nostack));
-        }
-        at += line;
-    }
-    // SAFETY: a barrier only orders.
-    unsafe {
-        core::arch::asm!("dsb sy", options(nostack));
-    }
+    // SAFETY: no line of the range is dirty, so memory keeps its value.
+    each_line(range, |at| unsafe {
+        core::arch::asm!("dc ivac, {}", in(reg) at, options(nostack));
+    });
 }
 
 /// Makes this CPU fetch instructions anew that were written since it last did.
@@ -258,15 +249,19 @@ pub(crate) fn forget_instructions() {
 
 /// Writes `range` back from the caches and forgets it there, for who reads it with its caches off.
 pub(crate) fn clean_to_memory(range: Range<u64>) {
+    // SAFETY: cleaning a cache line changes no value.
+    each_line(&range, |at| unsafe {
+        core::arch::asm!("dc civac, {}", in(reg) at, options(nostack));
+    });
+}
+
+/// Does `operation` with an address in each cache line of `range`, and waits until all have ended.
+fn each_line(range: &Range<u64>, operation: impl Fn(u64)) {
     let line = regs::smallest_line(read_sysreg!("ctr_el0"));
-    let mut at = range.start & !(line - 1);
-    while at < range.end {
-        // SAFETY: cleaning a cache line changes no value.
-        unsafe {
-            core::arch::asm!("dc civac, {}", in(reg) at, options(nostack));
-        }
-        at += line;
-    }
+    let first = range.start & !(line - 1);
+    (first..range.end)
+        .step_by(line as usize)
+        .for_each(operation);
     // SAFETY: a barrier only orders.
     unsafe {
         core::arch::asm!("dsb sy", options(nostack));

@@ -50,7 +50,8 @@ pub(super) const BENCH: Bench = Bench {
 };
 
 /// The sides that decide about writes of the timer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 enum Mode {
     Plain,
     Paravirtual,
@@ -62,11 +63,7 @@ impl Mode {
 
     /// Returns the module's name of the mode.
     fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Paravirtual => "paravirtual",
-            Self::GuestOnly => "guest-only",
-        }
+        self.into()
     }
 }
 
