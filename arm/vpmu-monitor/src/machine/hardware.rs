@@ -3,7 +3,7 @@
 //! UNSAFETY: reads system registers.
 
 use vpmu::arm::{
-    PmuVersion, Register,
+    Register,
     partition::{Findings, PmuRegisters},
 };
 use vpmu_el2::PhysicalPmu;
@@ -53,32 +53,22 @@ fn remember(kind: Kind, findings: Findings) {
 
 /// This CPU's PMU, after trying its partition, where no CPU of the same kind has been tried; `None` when there is no PMUv3.
 pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
-    let dfr0 = read_sysreg!("id_aa64dfr0_el1");
-    let version = PmuVersion::from_id_aa64dfr0(dfr0)?;
-    let features = vpmu_el2::features(monitor.machine.cpus.iter().copied())?;
-    let pmu = &mut PhysicalPmu;
-    let pmcr = pmu.read(Register::Pmcr);
-    let counters = (pmcr >> 11 & 0x1f) as u8;
-    let host_counters = monitor.settings.host_counters;
-    let kind = kind(pmcr);
+    let cpus = monitor.machine.cpus.iter().copied();
+    let mut partition = vpmu_el2::partition_config(monitor.settings.host_counters, cpus)?;
+    let kind = kind(PhysicalPmu.read(Register::Pmcr));
     let findings = match known(kind) {
         Some(findings) => findings,
         None => {
-            let findings = vpmu_el2::probe(counters, host_counters, &features);
+            let (counters, host_counters) = (partition.implemented, partition.host_counters);
+            let findings = vpmu_el2::probe(counters, host_counters, &partition.features);
             remember(kind, findings);
             findings
         }
     };
+    partition.isolation = findings.isolation;
     Some(Hardware {
-        features,
+        emulated: vpmu_el2::emulated_config(&partition),
+        partition,
         findings,
-        el3: read_sysreg!("id_aa64pfr0_el1") >> 12 & 0xf != 0,
-        pmcr,
-        events: [pmu.read(Register::Pmceid0), pmu.read(Register::Pmceid1)],
-        pmmir: if version >= PmuVersion::V3p4 {
-            pmu.read(Register::Pmmir)
-        } else {
-            0
-        },
     })
 }

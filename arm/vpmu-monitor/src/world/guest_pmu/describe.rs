@@ -15,6 +15,7 @@ pub struct Description<'a>(pub(super) &'a GuestPmu);
 impl fmt::Display for Description<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pmu = self.0;
+        let cpu = &pmu.hardware.partition;
         let Findings {
             isolation:
                 Isolation {
@@ -28,9 +29,9 @@ impl fmt::Display for Description<'_> {
         write!(
             f,
             r#""pmuver":{},"fgt":{},"implemented":{},"guest_counters":{},"host_counters":{},"#,
-            pmu.hardware.features.version.pmuver(),
-            pmu.hardware.features.fgt,
-            pmu.hardware.counters(),
+            cpu.features.version.pmuver(),
+            cpu.features.fgt,
+            cpu.implemented,
             pmu.plan.hpmn(),
             pmu.plan.host_counters().len(),
         )?;

@@ -4,15 +4,14 @@ mod counted;
 mod describe;
 
 use vpmu::arm::{
-    EventFilter, ExceptionLevel, Outcome, RawPmevtyper, Register,
-    emulated::{BackedPmu, ConfigError, EmulatedConfig, Identity},
+    ExceptionLevel, Outcome, RawPmevtyper, Register,
+    emulated::{BackedPmu, ConfigError, EmulatedConfig},
     partition::{
-        Features, Findings, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters,
-        Residence, TrapRegisters,
+        Findings, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters, Residence,
+        TrapRegisters,
     },
-    pmcr,
 };
-use vpmu::counter::{Counter, CounterSet, CounterState, Policy};
+use vpmu::counter::{Counter, CounterSet, CounterState};
 
 use crate::{
     boot::words::{Design, Settings},
@@ -31,41 +30,26 @@ const EVERY_COUNTER: u64 = 0xffff_ffff;
 const MDCR_HPME: u64 = MdcrEl2::HPME.bits();
 
 /// What a CPU's PMU is and can do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Hardware {
-    /// What the ID registers say.
-    pub features: Features,
+    /// How it can be divided, with the isolation that the boot probe found.
+    pub partition: PartitionConfig,
+    /// The emulated PMU that is the CPU's own.
+    pub emulated: EmulatedConfig,
     /// What the boot probe found.
     pub findings: Findings,
-    /// `PMCR_EL0` as EL2 reads it: the real number of counters and the identity.
-    pub pmcr: u64,
-    /// EL3 exists (`ID_AA64PFR0_EL1.EL3`).
-    pub el3: bool,
-    /// `PMCEID0_EL0` and `PMCEID1_EL0`.
-    pub events: [u64; 2],
-    /// `PMMIR_EL1`, 0 before PMUv3p4.
-    pub pmmir: u64,
 }
 
 impl Hardware {
-    /// Event counters that exist.
-    pub const fn counters(&self) -> u8 {
-        ((self.pmcr & pmcr::N_MASK) >> pmcr::N_SHIFT) as u8
-    }
-
     fn partition(&self, host_counters: u8) -> PartitionConfig {
         PartitionConfig {
-            implemented: self.counters(),
             host_counters,
-            features: self.features,
-            isolation: self.findings.isolation,
-            filter: EventFilter::default(),
-            events: self.events,
+            ..self.partition
         }
     }
 
     fn counts_instructions(&self) -> bool {
-        self.events[0] >> INST_RETIRED & 1 != 0
+        self.partition.events[0] >> INST_RETIRED & 1 != 0
     }
 }
 
@@ -146,7 +130,7 @@ impl GuestPmu {
         let config = hardware.partition(settings.host_counters);
         let plan = match settings.design {
             // No isolation is asked for: the guest has all there is, and no host counter is beside it.
-            Design::Untrapped => Plan::untrapped(hardware.counters(), hardware.features)?,
+            Design::Untrapped => Plan::untrapped(config.implemented, config.features)?,
             Design::Emulated | Design::Partitioned => Plan::new(&config)?,
         };
         let kind = match settings.design {
@@ -159,13 +143,7 @@ impl GuestPmu {
                 let config = EmulatedConfig {
                     // As many as the partition would leave: each is backed by the counter of its own number.
                     counters: plan.hpmn(),
-                    version: hardware.features.version,
-                    el3: hardware.el3,
-                    identity: Identity::from_pmcr(hardware.pmcr),
-                    events: hardware.events,
-                    pmmir: hardware.pmmir,
-                    filter: EventFilter::default(),
-                    policy: Policy::default(),
+                    ..hardware.emulated.clone()
                 };
                 PmuKind::Emulated(BackedPmu::new(config, plan, registers)?)
             }
@@ -189,7 +167,7 @@ impl GuestPmu {
         Ok(Self {
             kind,
             plan,
-            hardware: *hardware,
+            hardware: hardware.clone(),
             own_counter,
             samples: settings.profile.is_some(),
             switch_accesses: 0,

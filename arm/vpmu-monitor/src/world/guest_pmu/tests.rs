@@ -2,13 +2,21 @@
 
 use super::*;
 use crate::world::fake::FakeRegisters;
-use vpmu::arm::{PmuVersion, partition::Isolation, pmuserenr};
+use vpmu::arm::{
+    EventFilter, PmuVersion,
+    emulated::Identity,
+    partition::{Features, Isolation},
+    pmcr, pmuserenr,
+};
+use vpmu::counter::Policy;
 
 const DESIGNS: [Design; 3] = [Design::Emulated, Design::Partitioned, Design::Untrapped];
 
 /// Six counters of PMUv3p5 with INST_RETIRED and CPU_CYCLES, as QEMU's.
 fn hardware() -> Hardware {
-    Hardware {
+    let partition = PartitionConfig {
+        implemented: 6,
+        host_counters: 0,
         features: Features {
             version: PmuVersion::V3p5,
             fgt: true,
@@ -16,14 +24,26 @@ fn hardware() -> Hardware {
             mtpmu: false,
             multithreaded: false,
         },
+        isolation: Isolation::ALL,
+        filter: EventFilter::default(),
+        events: [1 << 0x11 | 1 << INST_RETIRED, 0],
+    };
+    Hardware {
+        emulated: EmulatedConfig {
+            counters: partition.implemented,
+            version: partition.features.version,
+            el3: false,
+            identity: Identity::from_pmcr(0),
+            events: partition.events,
+            pmmir: 0,
+            filter: partition.filter,
+            policy: Policy::default(),
+        },
+        partition,
         findings: Findings {
             isolation: Isolation::ALL,
             ..Findings::default()
         },
-        el3: false,
-        pmcr: 6 << pmcr::N_SHIFT,
-        events: [1 << 0x11 | 1 << INST_RETIRED, 0],
-        pmmir: 0,
     }
 }
 
@@ -34,7 +54,7 @@ fn pmu(design: Design, host_counters: u8, registers: &mut FakeRegisters) -> Gues
 /// The emulated PMU where every access traps.
 fn closed(registers: &mut FakeRegisters) -> GuestPmu {
     let mut hardware = hardware();
-    hardware.features.fgt = false;
+    hardware.partition.features.fgt = false;
     pmu_on(&hardware, Design::Emulated, 0, registers)
 }
 
