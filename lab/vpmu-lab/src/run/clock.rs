@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -26,7 +26,7 @@ const LONGEST_PATH: usize = 108;
 /// A machine's real-time clock, whose smallest step is a second. `-rtc clock=vm` makes it show virtual time.
 #[derive(Debug)]
 pub struct Clock {
-    socket: PathBuf,
+    socket: String,
     connection: Option<BufReader<UnixStream>>,
     /// The clock's last value, and QEMU's processor time when it was new.
     last: (Value, Duration),
@@ -35,10 +35,10 @@ pub struct Clock {
 
 impl Clock {
     /// Returns the clock of a QEMU that is started with [`arguments`](Self::arguments); `None` where a socket's path
-    /// would be too long.
+    /// would be too long, or is no text.
     pub fn in_folder(folder: &Path) -> Option<Self> {
-        let socket = folder.join("qmp");
-        (socket.as_os_str().len() < LONGEST_PATH).then(|| Self {
+        let socket = folder.join("qmp").into_os_string().into_string().ok()?;
+        (socket.len() < LONGEST_PATH).then(|| Self {
             socket,
             connection: None,
             last: (Value::Null, Duration::ZERO),
@@ -49,7 +49,7 @@ impl Clock {
     /// Returns QEMU's options.
     pub fn arguments(&self) -> [OsString; 2] {
         // A comma separates options unless there are two.
-        let socket = self.socket.display().to_string().replace(',', ",,");
+        let socket = self.socket.replace(',', ",,");
         let socket = format!("unix:{socket},server=on,wait=off");
         ["-qmp".into(), socket.into()]
     }
@@ -111,6 +111,8 @@ fn ask(connection: &mut BufReader<UnixStream>, command: &str) -> io::Result<Valu
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::UnixListener;
     use std::thread;
 
@@ -157,6 +159,7 @@ mod tests {
     fn paths_that_qemu_or_the_kernel_would_misread() {
         let comma = Clock::in_folder(Path::new("/a,b")).unwrap();
         assert_eq!(comma.arguments()[1], "unix:/a,,b/qmp,server=on,wait=off");
+        assert!(Clock::in_folder(Path::new(OsStr::from_bytes(b"/\xff"))).is_none());
         assert!(Clock::in_folder(Path::new(&"x".repeat(103))).is_some());
         assert!(Clock::in_folder(Path::new(&"x".repeat(104))).is_none());
     }
