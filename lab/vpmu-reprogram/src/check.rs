@@ -87,7 +87,7 @@ pub(crate) fn host(backing: Backing) -> Result<PerfHost, String> {
     host_of(options(Some(backing)))
 }
 
-fn host_of(options: PerfOptions) -> Result<PerfHost, String> {
+pub(crate) fn host_of(options: PerfOptions) -> Result<PerfHost, String> {
     PerfHost::of_thread(options).map_err(|error| error.to_string())
 }
 

@@ -23,7 +23,7 @@ use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 use vpmu::x86::{Outcome, Ring};
 use vpmu_perf::{Backing, PerfHost, check_sampling, support};
 
-use crate::check::{CHECKS, Unseen, options};
+use crate::check::{CHECKS, Unseen, host_of, options};
 
 /// Measures what handling a guest's overflow, and rewriting a running counter, costs with this
 /// machine's perf events, under each policy.
@@ -99,7 +99,7 @@ struct Figures {
 
 impl Guest {
     fn new(policy: Policy, backing: Option<Backing>) -> Result<Self, String> {
-        let host = PerfHost::of_thread(options(backing)).map_err(|error| error.to_string())?;
+        let host = host_of(options(backing))?;
         let config = PmuConfig {
             policy,
             ..PmuConfig::new(Capability::new(Version::V2))
@@ -256,9 +256,7 @@ fn probe(wanted: Option<Backing>) -> Result<(), String> {
 }
 
 fn check(wanted: Option<Backing>) -> Result<(), String> {
-    let backing = PerfHost::of_thread(options(wanted))
-        .map_err(|error| error.to_string())?
-        .backing();
+    let backing = host_of(options(wanted))?.backing();
     println!("{} events", name(backing));
     let mut failed = Vec::new();
     for (promise, check) in CHECKS {

@@ -54,7 +54,7 @@ fn remember(kind: Kind, findings: Findings) {
 /// This CPU's PMU, after trying its partition, where no CPU of the same kind has been tried; `None` when there is no PMUv3.
 pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
     let cpus = monitor.machine.cpus.iter().copied();
-    let mut partition = vpmu_el2::partition_config(monitor.settings.host_counters, cpus)?;
+    let partition = vpmu_el2::partition_config(monitor.settings.host_counters, cpus)?;
     let kind = kind(PhysicalPmu.read(Register::Pmcr));
     let findings = match known(kind) {
         Some(findings) => findings,
@@ -65,7 +65,6 @@ pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
             findings
         }
     };
-    partition.isolation = findings.isolation;
     Some(Hardware {
         emulated: vpmu_el2::emulated_config(&partition),
         partition,

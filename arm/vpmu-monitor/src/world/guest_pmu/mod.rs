@@ -32,7 +32,7 @@ const MDCR_HPME: u64 = MdcrEl2::HPME.bits();
 /// What a CPU's PMU is and can do.
 #[derive(Clone, Debug)]
 pub struct Hardware {
-    /// How it can be divided, with the isolation that the boot probe found.
+    /// How it could be divided, by what the ID registers say alone.
     pub partition: PartitionConfig,
     /// The emulated PMU that is the CPU's own.
     pub emulated: EmulatedConfig,
@@ -44,6 +44,7 @@ impl Hardware {
     fn partition(&self, host_counters: u8) -> PartitionConfig {
         PartitionConfig {
             host_counters,
+            isolation: self.findings.isolation,
             ..self.partition
         }
     }

@@ -84,7 +84,7 @@ fn registers(version: u64) -> Result<(), Failure> {
     for (upper, register) in [(4, PMCEID0_EL0), (5, PMCEID1_EL0)] {
         let whole = read(register)?;
         let low = a32_at_el0(mrc(register), 0)?;
-        check(format_args!("{register}"), low, whole & 0xffff_ffff)?;
+        check(register, low, whole & 0xffff_ffff)?;
         // PMCEID2 and PMCEID3 came with PMUv3p1.
         if version < V3P1 {
             continue;

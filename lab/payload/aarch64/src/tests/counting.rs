@@ -76,7 +76,7 @@ fn events(cx: &Context) -> Verdict {
         // The test uses counter 0: CHAIN counts on odd counters only.
         let got = cx.pmu.count_rounds(0, (*event).into())?;
         if let Between(least, most) = *class {
-            check_range(format_args!("{name}"), got, least, most)?;
+            check_range(name, got, least, most)?;
         }
     }
     Ok(Pass::Ok)

@@ -101,10 +101,10 @@ fn hidden(_: &Context, mdcr: u64, last: u8) -> Verdict {
         (PMOVSSET_EL0, PMOVSCLR_EL0),
     ] {
         write_at_el2(set, bit)?;
-        let seen = check_or(format_args!("{set}"), read(set)? & bit, 0, (bit, HAVE_BITS))?;
+        let seen = check_or(set, read(set)? & bit, 0, (bit, HAVE_BITS))?;
         write(clear, !0)?;
         let kept = read_at_el2(set)? & bit;
-        let kept = check_or(format_args!("{clear}"), kept, bit, (0, HAVE_BITS))?;
+        let kept = check_or(clear, kept, bit, (0, HAVE_BITS))?;
         write_at_el2(clear, bit)?;
         write(set, bit)?;
         let taken = read_at_el2(set)? & bit;

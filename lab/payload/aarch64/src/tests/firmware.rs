@@ -31,7 +31,7 @@ const NOBODY: u64 = 0xab_00cd_ef00;
 fn gives(what: &str, got: i64, want: i64) -> Result<(), vpmu_payload_harness::Failure> {
     // Functions of 32 bits give errors in the lower half only.
     let low = |value: i64| value as u64 & 0xffff_ffff;
-    check(format_args!("{what}"), low(got), low(want))
+    check(what, low(got), low(want))
 }
 
 fn version(_: &Context) -> Verdict {

@@ -185,7 +185,7 @@ fn keeps_all(cx: &Context, change: fn() -> Result<(), Failure>) -> Verdict {
         ("PMEVCNTR1", pmevcntr(1), 0x5678),
     ];
     for (name, register, value) in expected {
-        check(format_args!("{name}"), read(register)?, value)?;
+        check(name, read(register)?, value)?;
     }
     check("PMCR.E", read(PMCR_EL0)? & (PMCR_E | PMCR_X), PMCR_E)?;
     Ok(Pass::Ok)

@@ -71,7 +71,7 @@ fn read_only(_: &Context) -> Verdict {
                 (write == Err(Fault::UNDEFINED)).into(),
                 1,
             )?;
-            check(format_args!("{register}"), cell::read(register)?, before)?;
+            check(register, cell::read(register)?, before)?;
         }
     }
     Ok(Pass::Ok)

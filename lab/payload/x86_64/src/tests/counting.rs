@@ -86,7 +86,7 @@ fn not_offered(cx: &Context) -> Verdict {
         cx.pmu.configure(counter, COUNT)?;
         cx.pmu.enable(counter.bit())?;
         pass(A_WHILE);
-        check(format_args!("{counter}"), counter.value()?, 0)?;
+        check(counter, counter.value()?, 0)?;
         cx.pmu.enable(0)?;
     }
     Ok(skip)
@@ -103,7 +103,7 @@ fn events(cx: &Context) -> Verdict {
         write(PERFEVTSEL + n, event | COUNT)?;
         write(PMC + n, 0)?;
         let value = cx.pmu.count_some(Counter::General(n))?;
-        check_range(format_args!("{name}"), value, SOME, u64::MAX)?;
+        check_range(name, value, SOME, u64::MAX)?;
     }
     Ok(Pass::Ok)
 }
@@ -123,7 +123,7 @@ fn no_faster_than_time(cx: &Context) -> Verdict {
     cx.pmu.enable(0)?;
     let elapsed = tsc() - begin;
     let most = elapsed + elapsed / 50;
-    check_range(format_args!("{counter}"), counter.value()?, SOME, most)?;
+    check_range(counter, counter.value()?, SOME, most)?;
     Ok(Pass::Ok)
 }
 
@@ -137,7 +137,7 @@ fn monotonic(cx: &Context) -> Verdict {
         let mut last = 0;
         for _ in 0..50 {
             let value = counter.value()?;
-            check_range(format_args!("{counter}"), value, last, u64::MAX)?;
+            check_range(counter, value, last, u64::MAX)?;
             last = value;
         }
     }
@@ -153,7 +153,7 @@ fn from_a_write(cx: &Context) -> Verdict {
             cx.pmu.set(counter, value)?;
             wait(|| Ok(counter.value()? >= value + SOME))?;
             let got = counter.value()?;
-            check_range(format_args!("{counter}"), got, value, value + (1 << 30))?;
+            check_range(counter, got, value, value + (1 << 30))?;
         }
         cx.pmu.enable(0)?;
     }
@@ -168,7 +168,7 @@ fn wraps(cx: &Context) -> Verdict {
         cx.pmu.enable(counter.bit())?;
         wait(|| Ok(counter.value()? < cx.pmu.mask(counter) / 2))?;
         cx.pmu.enable(0)?;
-        check_range(format_args!("{counter}"), counter.value()?, 0, 1 << 31)?;
+        check_range(counter, counter.value()?, 0, 1 << 31)?;
     }
     Ok(Pass::Ok)
 }
@@ -228,12 +228,7 @@ fn rewritten(cx: &Context) -> Verdict {
     let before = counter.value()?;
     // No processor has event 0.
     write(PERFEVTSEL, COUNT)?;
-    check_range(
-        format_args!("{counter}"),
-        counter.value()?,
-        before,
-        u64::MAX,
-    )?;
+    check_range(counter, counter.value()?, before, u64::MAX)?;
     cx.pmu.configure(counter, COUNT)?;
     wait(|| Ok(counter.value()? >= before + SOME))?;
     Ok(Pass::Ok)

@@ -204,7 +204,7 @@ fn not_while_disabled(cx: &Context) -> Verdict {
         cx.pmu.configure(counter, COUNT | INT)?;
         pass(A_WHILE);
         check("status", read(GLOBAL_STATUS)?, counter.bit())?;
-        check(format_args!("{counter}"), percpu::this().taken_any(), 0)?;
+        check(counter, percpu::this().taken_any(), 0)?;
         write(GLOBAL_OVF_CTRL, counter.bit())?;
     }
     Ok(Pass::Ok)
@@ -217,7 +217,7 @@ fn without_int(cx: &Context) -> Verdict {
         arm(cx, counter, COUNT)?;
         wait_for_status(counter)?;
         pass(A_WHILE);
-        check(format_args!("{counter}"), percpu::this().taken_any(), 0)?;
+        check(counter, percpu::this().taken_any(), 0)?;
         cx.pmu.enable(0)?;
         write(GLOBAL_OVF_CTRL, counter.bit())?;
     }

@@ -122,7 +122,7 @@ fn storm_next_door(cx: &Context) -> Verdict {
     begin(cx, Job::Storm);
     while !smp::is_done(OTHER) {
         let value = counter.value()?;
-        check_range(format_args!("{counter}"), value, last, u64::MAX)?;
+        check_range(counter, value, last, u64::MAX)?;
         last = value;
         rounds += 1;
     }

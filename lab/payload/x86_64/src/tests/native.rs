@@ -152,7 +152,7 @@ fn threshold(_: &Context) -> Verdict {
         ("without a threshold", BRANCHES | INV, ROUNDS),
         ("edges", CYCLES | cmask(1) | EDGE, 0),
     ] {
-        check(format_args!("{what}"), count(bits)?, want)?;
+        check(what, count(bits)?, want)?;
     }
     Ok(Pass::Ok)
 }

@@ -55,7 +55,7 @@ fn at_minus_one(cx: &Context) -> Verdict {
         cx.pmu.enable(counter.bit())?;
         overflowed(counter)?;
         cx.pmu.enable(0)?;
-        check_range(format_args!("{counter}"), counter.value()?, 0, 1 << 31)?;
+        check_range(counter, counter.value()?, 0, 1 << 31)?;
         write(GLOBAL_OVF_CTRL, counter.bit())?;
     }
     Ok(Pass::Ok)
@@ -71,7 +71,7 @@ fn not_before(cx: &Context) -> Verdict {
             cx.pmu.enable(counter.bit())?;
             wait(|| Ok(counter.value()? >= value + SOME))?;
             cx.pmu.enable(0)?;
-            check(format_args!("{counter}"), read(GLOBAL_STATUS)?, 0)?;
+            check(counter, read(GLOBAL_STATUS)?, 0)?;
         }
     }
     Ok(Pass::Ok)
@@ -157,7 +157,7 @@ fn again(cx: &Context) -> Verdict {
             cx.pmu.enable(counter.bit())?;
             overflowed(counter)?;
             // The counter is far from its end now.
-            check_range(format_args!("{counter}"), counter.value()?, 0, 1 << 31)?;
+            check_range(counter, counter.value()?, 0, 1 << 31)?;
             write(GLOBAL_OVF_CTRL, counter.bit())?;
             pass(SOME);
             check(format_args!("{counter} after"), read(GLOBAL_STATUS)?, 0)?;
@@ -177,13 +177,9 @@ fn status_set(cx: &Context) -> Verdict {
     }
     for counter in cx.pmu.counters() {
         write(GLOBAL_STATUS_SET, counter.bit())?;
-        check(
-            format_args!("{counter}"),
-            read(GLOBAL_STATUS)?,
-            counter.bit(),
-        )?;
+        check(counter, read(GLOBAL_STATUS)?, counter.bit())?;
         write(GLOBAL_OVF_CTRL, counter.bit())?;
-        check(format_args!("{counter}"), read(GLOBAL_STATUS)?, 0)?;
+        check(counter, read(GLOBAL_STATUS)?, 0)?;
     }
     let counter = Counter::General(0);
     cx.pmu.configure(counter, COUNT)?;

@@ -180,7 +180,7 @@ fn every_counter(cx: &Context) -> Verdict {
         start(cx, counter, COUNT | ADAPTIVE, PERIOD)?;
         wait_for_bytes(32)?;
         cx.pmu.enable(0)?;
-        check(format_args!("{counter}"), word(2), counter.bit())?;
+        check(counter, word(2), counter.bit())?;
         check("status", read(GLOBAL_STATUS)?, 0)?;
     }
     Ok(Pass::Ok)

@@ -58,7 +58,7 @@ fn while_it_counts(cx: &Context) -> Verdict {
             let before = counter.value()?;
             let (low, high) = rdpmc(counter.rdpmc_index())?;
             let after = counter.value()?;
-            check_range(format_args!("{counter}"), high << 32 | low, before, after)?;
+            check_range(counter, high << 32 | low, before, after)?;
         }
         cx.pmu.enable(0)?;
     }
@@ -71,7 +71,7 @@ fn upper_half(cx: &Context) -> Verdict {
     for counter in cx.pmu.counters() {
         cx.pmu.set(counter, 0x1234)?;
         let (low, _) = rdpmc(counter.rdpmc_index() | 0xdead_beef << 32)?;
-        pass = pass.and(check_or(format_args!("{counter}"), low, 0x1234, (0, RCX))?);
+        pass = pass.and(check_or(counter, low, 0x1234, (0, RCX))?);
         cx.pmu.set(counter, 0)?;
     }
     Ok(pass)
