@@ -111,12 +111,12 @@ fn records(pmu: &mut Vcpu, base: u64) -> Vec<(u64, u64)> {
     (0..32).map_while(record).collect()
 }
 
-/// Returns whether the branches are the last ones before some place of the loop.
+/// Returns whether the branches are the last ones before some place of the loop. No branch is before any place.
 fn are_of_the_loop(branches: &[(u64, u64)]) -> bool {
     // 0x2000 rounds have each way that there is, and the records are of less than 32 rounds.
     let rounds = 0x2000 + 32;
     let all: Vec<_> = (1..rounds).rev().flat_map(round).collect();
-    all.windows(branches.len()).any(|window| window == branches)
+    (0..all.len()).any(|newest| all[newest..].starts_with(branches))
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn records_are_the_branches_that_the_guest_has_taken() {
     };
     let replays = check_records(machine);
     assert!(
-        replays.is_none_or(|replays| replays == Replays::default()),
+        replays.is_none_or(|replays| replays.branches == 0),
         "no EFER.NXE"
     );
 }
@@ -157,7 +157,7 @@ fn check_records(mut machine: Machine) -> Option<Replays> {
     const PMIS: u64 = 20;
     let base = CODE + code().0.len() as u64 - LOOP.len() as u64;
     let mut pmu = attach(&machine)?;
-    let (patience, mut seen, mut full) = (Patience::new(), 0, 0);
+    let (patience, mut seen, mut full, mut whole) = (Patience::new(), 0, 0, 0);
     loop {
         patience.check();
         pmu.before_run().unwrap();
@@ -167,10 +167,12 @@ fn check_records(mut machine: Machine) -> Option<Replays> {
         if pmis > seen {
             seen = pmis;
             let mut found = records(&mut pmu, base);
+            let all = found.len();
             // On a busy host a period can be over as soon as the handler returns: IRET is then the oldest record.
             found.retain(|&(from, _)| from < LOOP.len() as u64);
             assert!(are_of_the_loop(&found), "{found:?}");
             full += u64::from(found.len() == 32);
+            whole += u64::from(all == 32 || all > found.len());
             // The next PMI comes after another number of branches.
             let next = (1 << 48) - PERIOD - 1000 * pmis;
             assert_eq!(pmu.set_msr(PMC0, next), Outcome::Done);
@@ -178,7 +180,7 @@ fn check_records(mut machine: Machine) -> Option<Replays> {
         }
         match (after, exit) {
             (AfterRun::Completed | AfterRun::Kicked, _) => {}
-            (_, Ok(VcpuExit::IoIn(_, data))) => data[0] = u8::from(seen >= PMIS),
+            (_, Ok(VcpuExit::IoIn(_, data))) => data[0] = u8::from(full >= PMIS),
             (_, Ok(VcpuExit::IoOut(port, _))) if port == u16::from(END) => break,
             (_, Ok(VcpuExit::IoOut(..))) => {}
             (_, exit) => panic!("{exit:?}"),
@@ -186,8 +188,9 @@ fn check_records(mut machine: Machine) -> Option<Replays> {
     }
     let statistics = pmu.statistics().lock().unwrap().clone();
     let (lbr, exits) = (statistics.lbr, statistics.exits.get(Exit::Follow));
-    // A port ends a run, and one round in 8,192 has one.
-    assert!(full > 0 && full >= seen - 3, "{full} of {seen}: {lbr:?}");
+    // A port ends a run, and one round in 8,192 has one. So does the bound of its time where the machine stands still.
+    let ended = seen / 7 + 1 + statistics.replays.overruns;
+    assert!(whole + ended >= seen, "{whole} of {seen}: {lbr:?}");
     assert!(exits <= 40 * seen, "{exits} exits for {seen} PMIs");
     Some(statistics.replays)
 }
@@ -277,8 +280,9 @@ fn the_branches_of_a_pebs_record_lead_to_it() {
             full += u64::from(found.len() == 32);
         }
         let statistics = statistics.lock().unwrap();
-        // A port ends a run, and one round in 8,192 has one.
-        assert!(full >= RECORDS - 1, "{full}: {:?}", statistics.lbr);
+        // A port ends a run, and one round in 8,192 has one. So does the bound of its time.
+        let ended = 1 + statistics.replays.overruns;
+        assert!(full + ended >= RECORDS, "{full}: {:?}", statistics.lbr);
         assert_eq!(statistics.replays.branches > 0, replays);
     }
 }
