@@ -9,26 +9,22 @@
 //! cargo build --release --manifest-path lab/Cargo.toml --target x86_64-unknown-none -p vpmu-guest-tools
 //! ```
 //!
-//! [`interrupts`], [`kvm`], [`mix`], [`options`], [`report`] and [`search`] are
+//! [`end`], [`interrupts`], [`kvm`], [`mix`], [`options`] and [`search`] are
 //! plain code, unit-tested on the host. The other modules exist on the bare
-//! targets only; one more architecture is one more file in `arch/`, in
+//! targets only; one more architecture is one more entry in `start`, and one more file in
 //! `doorbell/` and, for the workload, in `bin/workload/`.
 
 #![cfg_attr(target_os = "none", no_std)]
 
 extern crate alloc;
 
+pub mod end;
 pub mod interrupts;
 pub mod kvm;
 pub mod mix;
 pub mod options;
-pub mod report;
 pub mod search;
 
-#[cfg(target_os = "none")]
-#[cfg_attr(target_arch = "aarch64", path = "arch/aarch64.rs")]
-#[cfg_attr(target_arch = "x86_64", path = "arch/x86_64.rs")]
-mod arch;
 #[cfg(target_os = "none")]
 pub mod doorbell;
 #[cfg(target_os = "none")]

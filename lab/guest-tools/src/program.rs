@@ -4,7 +4,7 @@ use alloc::ffi::CString;
 use alloc::vec::Vec;
 use core::ptr;
 
-use crate::report::End;
+use crate::end::End;
 use crate::start::Process;
 use crate::sys::{self, Child, Errno, Fd};
 

@@ -1,9 +1,10 @@
 //! Process entry, arguments, environment and the panic handler.
 
-// UNSAFETY: the kernel hands arguments and environment over as raw pointers
+// UNSAFETY: the process entry has no safe form, and the kernel hands arguments and environment over as raw pointers
 // on the initial stack.
-#![expect(unsafe_code, reason = "arguments and environment are raw pointers")]
+#![expect(unsafe_code, reason = "process entry, arguments and environment")]
 
+use core::arch::naked_asm;
 use core::ffi::{CStr, c_char};
 
 use crate::heap;
@@ -81,8 +82,37 @@ impl Process {
     }
 }
 
+/// Enters the program from the kernel. The stack pointer points at `argc`,
+/// and is a multiple of 16, as the ABI wants it before a call.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+extern "C" fn _start() -> ! {
+    naked_asm!(
+        "xor ebp, ebp",
+        "mov rdi, rsp",
+        "call {enter}",
+        "ud2",
+        enter = sym enter,
+    )
+}
+
+/// Enters the program from the kernel. The stack pointer points at `argc`.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+extern "C" fn _start() -> ! {
+    naked_asm!(
+        "mov x29, xzr",
+        "mov x30, xzr",
+        "mov x0, sp",
+        "b {enter}",
+        enter = sym enter,
+    )
+}
+
 /// Runs the first Rust code of the process. `stack` points at `argc`.
-pub(crate) extern "C" fn enter(stack: *const usize) -> ! {
+extern "C" fn enter(stack: *const usize) -> ! {
     // SAFETY: the kernel lays out argc, argv[argc], NULL, envp.., NULL.
     let process = unsafe {
         let argc = *stack;

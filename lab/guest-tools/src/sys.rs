@@ -10,11 +10,11 @@ use core::fmt;
 use core::ptr;
 use core::slice;
 
-use crate::arch::{self, syscall};
 pub use process::{Child, Ended, SignalAction, execute, exit, fork, ignore_signal, restore_signal};
+pub use syscalls::Errno;
+use syscalls::{Sysno, syscall};
 
-const AT_FDCWD: usize = -100_isize as usize;
-const EINTR: i32 = 4;
+const AT_FDCWD: isize = -100;
 const PROT_READ_WRITE: usize = 1 | 2;
 const MAP_SHARED: usize = 1;
 
@@ -35,34 +35,6 @@ pub mod flags {
 /// SIGINT, the keyboard's interrupt.
 pub const SIGINT: i32 = 2;
 
-/// An error number of the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Errno(pub i32);
-
-impl Errno {
-    /// No such file or directory.
-    pub const ENOENT: Self = Self(2);
-    /// Permission denied.
-    pub const EACCES: Self = Self(13);
-    /// A part of the path is not a directory.
-    pub const ENOTDIR: Self = Self(20);
-}
-
-impl fmt::Display for Errno {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            1 => f.write_str("operation not permitted"),
-            2 => f.write_str("no such file or directory"),
-            6 => f.write_str("no such device or address"),
-            8 => f.write_str("exec format error"),
-            13 => f.write_str("permission denied"),
-            20 => f.write_str("not a directory"),
-            21 => f.write_str("is a directory"),
-            number => write!(f, "error {number}"),
-        }
-    }
-}
-
 /// An open file descriptor. Not closed on drop: the programs end soon.
 #[derive(Clone, Copy)]
 pub struct Fd(pub(crate) usize);
@@ -82,12 +54,7 @@ impl Fd {
     /// The system call's.
     pub fn read(self, buffer: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: the buffer is writable for its length.
-        retry(|| unsafe {
-            syscall(
-                arch::READ,
-                [self.0, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0],
-            )
-        })
+        retry(|| unsafe { syscall!(Sysno::read, self.0, buffer.as_mut_ptr(), buffer.len()) })
     }
 
     /// Writes all of `bytes`.
@@ -98,12 +65,8 @@ impl Fd {
     pub fn write_all(self, mut bytes: &[u8]) -> Result<(), Errno> {
         while !bytes.is_empty() {
             // SAFETY: the buffer is readable for its length.
-            let written = retry(|| unsafe {
-                syscall(
-                    arch::WRITE,
-                    [self.0, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0],
-                )
-            })?;
+            let written =
+                retry(|| unsafe { syscall!(Sysno::write, self.0, bytes.as_ptr(), bytes.len()) })?;
             bytes = &bytes[written..];
         }
         Ok(())
@@ -122,13 +85,13 @@ impl Fd {
     /// The system call's.
     pub fn duplicate_to(self, target: Fd) -> Result<(), Errno> {
         // SAFETY: no pointers.
-        check(unsafe { syscall(arch::DUP3, [self.0, target.0, 0, 0, 0, 0]) }).map(drop)
+        unsafe { syscall!(Sysno::dup3, self.0, target.0, 0) }.map(drop)
     }
 
     /// Closes the descriptor.
     pub fn close(self) {
         // SAFETY: no pointers.
-        unsafe { syscall(arch::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
+        let _ = unsafe { syscall!(Sysno::close, self.0) };
     }
 
     /// Hands each name in this folder to `take`, except those of the folder and its parent. Ends at
@@ -139,19 +102,10 @@ impl Fd {
         let mut entries = [0_u64; 256];
         loop {
             // SAFETY: the buffer is writable for its size.
-            let filled = check(unsafe {
-                syscall(
-                    arch::GETDENTS64,
-                    [
-                        self.0,
-                        entries.as_mut_ptr() as usize,
-                        size_of_val(&entries),
-                        0,
-                        0,
-                        0,
-                    ],
-                )
-            });
+            let filled = unsafe {
+                let size = size_of_val(&entries);
+                syscall!(Sysno::getdents64, self.0, entries.as_mut_ptr(), size)
+            };
             let Ok(filled @ 1..) = filled else { return };
             // SAFETY: any byte of the array may be read as such.
             let bytes = unsafe { slice::from_raw_parts(entries.as_ptr().cast::<u8>(), filled) };
@@ -174,13 +128,11 @@ impl Fd {
     /// The system call's.
     pub fn map(self, offset: usize, length: usize) -> Result<*mut u8, Errno> {
         // SAFETY: the kernel picks an address that nothing else uses.
-        check(unsafe {
-            syscall(
-                arch::MMAP,
-                [0, length, PROT_READ_WRITE, MAP_SHARED, self.0, offset],
-            )
-        })
-        .map(ptr::with_exposed_provenance_mut)
+        let mapped = unsafe {
+            let (access, shared) = (PROT_READ_WRITE, MAP_SHARED);
+            syscall!(Sysno::mmap, 0, length, access, shared, self.0, offset)
+        };
+        mapped.map(ptr::with_exposed_provenance_mut)
     }
 }
 
@@ -197,13 +149,7 @@ impl fmt::Write for Fd {
 /// The system call's.
 pub fn open(path: &CStr, flags: usize) -> Result<Fd, Errno> {
     // SAFETY: the path is a C string.
-    retry(|| unsafe {
-        syscall(
-            arch::OPENAT,
-            [AT_FDCWD, path.as_ptr() as usize, flags, 0o644, 0, 0],
-        )
-    })
-    .map(Fd)
+    retry(|| unsafe { syscall!(Sysno::openat, AT_FDCWD, path.as_ptr(), flags, 0o644) }).map(Fd)
 }
 
 /// Opens a perf event that counts the hardware event `config` for this process, in user space and in the kernel.
@@ -221,15 +167,19 @@ pub fn count_hardware(config: u64) -> Result<Fd, Errno> {
     let mut attributes = [0_u64; 8];
     attributes[0] = (size_of_val(&attributes) as u64) << 32 | PERF_TYPE_HARDWARE;
     attributes[1] = config;
-    let at = &raw const attributes as usize;
+    let at = &raw const attributes;
     // SAFETY: the attributes are readable for the size in them.
-    check(unsafe {
-        syscall(
-            arch::PERF_EVENT_OPEN,
-            [at, THIS_PROCESS, ANY_CPU, NO_GROUP, 0, 0],
+    let event = unsafe {
+        syscall!(
+            Sysno::perf_event_open,
+            at,
+            THIS_PROCESS,
+            ANY_CPU,
+            NO_GROUP,
+            0
         )
-    })
-    .map(Fd)
+    };
+    event.map(Fd)
 }
 
 /// Lets this process use I/O port `port`.
@@ -240,7 +190,7 @@ pub fn count_hardware(config: u64) -> Result<Fd, Errno> {
 #[cfg(target_arch = "x86_64")]
 pub fn allow_port(port: u16) -> Result<(), Errno> {
     // SAFETY: no pointers.
-    check(unsafe { syscall(arch::IOPERM, [port.into(), 1, 1, 0, 0, 0]) }).map(drop)
+    unsafe { syscall!(Sysno::ioperm, port, 1, 1) }.map(drop)
 }
 
 /// Returns the nanoseconds of CLOCK_MONOTONIC.
@@ -248,12 +198,7 @@ pub fn monotonic_ns() -> u64 {
     const CLOCK_MONOTONIC: usize = 1;
     let mut time = [0_u64; 2];
     // SAFETY: a timespec is two 64-bit words.
-    unsafe {
-        syscall(
-            arch::CLOCK_GETTIME,
-            [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0],
-        );
-    }
+    let _ = unsafe { syscall!(Sysno::clock_gettime, CLOCK_MONOTONIC, time.as_mut_ptr()) };
     time[0] * 1_000_000_000 + time[1]
 }
 
@@ -261,7 +206,7 @@ pub fn monotonic_ns() -> u64 {
 pub fn sleep_ms(ms: u32) {
     let time = [u64::from(ms / 1000), u64::from(ms % 1000) * 1_000_000];
     // SAFETY: a timespec is two 64-bit words.
-    unsafe { syscall(arch::NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+    let _ = unsafe { syscall!(Sysno::nanosleep, time.as_ptr(), 0) };
 }
 
 /// Keeps thread `thread` on processor `cpu` of the first 64.
@@ -271,29 +216,15 @@ pub fn sleep_ms(ms: u32) {
 /// The system call's.
 pub fn pin(thread: usize, cpu: u32) -> Result<(), Errno> {
     let mask = 1_u64.checked_shl(cpu).unwrap_or(0);
-    let size = size_of_val(&mask);
+    let (at, size) = (&raw const mask, size_of_val(&mask));
     // SAFETY: the mask is readable for its size.
-    check(unsafe {
-        syscall(
-            arch::SCHED_SETAFFINITY,
-            [thread, size, &raw const mask as usize, 0, 0, 0],
-        )
-    })
-    .map(drop)
+    unsafe { syscall!(Sysno::sched_setaffinity, thread, size, at) }.map(drop)
 }
 
-pub(crate) fn check(result: isize) -> Result<usize, Errno> {
-    if (-4095..0).contains(&result) {
-        Err(Errno(-result as i32))
-    } else {
-        Ok(result as usize)
-    }
-}
-
-fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
+fn retry(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno> {
     loop {
-        match check(call()) {
-            Err(Errno(EINTR)) => {}
+        match call() {
+            Err(Errno::EINTR) => {}
             result => return result,
         }
     }

@@ -1,7 +1,7 @@
 //! `meter [--output FILE] [--doorbell] [--ring] [--save] [--sync] [--] PROG [ARGS..]`
 //!
 //! Runs PROG and reports its cost on one line of standard output, see
-//! [`vpmu_guest_tools::report`]. meter's exit status is PROG's (128 + signal
+//! [`vpmu_measure::Meter`]. meter's exit status is PROG's (128 + signal
 //! for a killed one), 127 when PROG is not found, 126 when it cannot be
 //! executed, and 125 when meter itself failed.
 //!
@@ -28,14 +28,14 @@ fn main() {
 #[cfg(target_os = "none")]
 mod meter {
     use vpmu_guest_tools::doorbell::Doorbell;
+    use vpmu_guest_tools::end::End;
     use vpmu_guest_tools::files;
     use vpmu_guest_tools::interrupts::Interrupts;
     use vpmu_guest_tools::options::Meter;
-    use vpmu_guest_tools::report::{End, Report};
     use vpmu_guest_tools::search::{DEFAULT_PATH, candidates};
     use vpmu_guest_tools::start::Process;
     use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
-    use vpmu_measure::Record;
+    use vpmu_measure::{self as measure, Record};
 
     const FAILED: i32 = 125;
     const NOT_EXECUTABLE: i32 = 126;
@@ -114,20 +114,22 @@ mod meter {
             Ok(ended) => ended,
             Err(errno) => fail!("failed to run the command: {errno}"),
         };
-        let report = Report {
-            end: End::from_wait_status(ended.status),
-            real_ns: end - begin,
+        let (real_ns, end) = (end - begin, End::from_wait_status(ended.status));
+        let taken =
+            (interrupts_after.zip(interrupts_before)).map(|(after, before)| after.since(before));
+        let record = Record::Meter(measure::Meter {
+            status: end.status(),
+            signal: end.signal(),
+            real_ns,
             user_us: ended.user_us,
             sys_us: ended.sys_us,
-            interrupts: interrupts_after
-                .zip(interrupts_before)
-                .map(|(after, before)| after.since(before)),
-        };
-        let line = Record::from(report).line();
-        if let Err(errno) = Fd::STDOUT.write_all(line.as_bytes()) {
+            pmis: taken.and_then(|taken| taken.pmu),
+            interrupts: taken.map(|taken| taken.all),
+        });
+        if let Err(errno) = Fd::STDOUT.write_all(record.line().as_bytes()) {
             fail!("failed to report: {errno}");
         }
-        report.end.status()
+        end.status()
     }
 
     /// Becomes the command. Returns the exit status when that fails.

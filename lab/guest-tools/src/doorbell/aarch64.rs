@@ -5,9 +5,9 @@
 // UNSAFETY: the doorbell is a device register.
 #![expect(unsafe_code, reason = "the doorbell is a device register")]
 
+use core::arch::asm;
 use core::fmt;
 
-use crate::arch::{device_read, device_write};
 use crate::files;
 use crate::sys::{self, Errno, flags};
 
@@ -112,4 +112,33 @@ impl Doorbell {
 
     /// Does nothing.
     pub fn save(&self) {}
+}
+
+/// Reads a 32-bit device register.
+///
+/// Spelled out, because a hypervisor can complete a trapped load only when it
+/// has no write-back (ESR_ELx.ISV).
+///
+/// # Safety
+///
+/// `register` must be mapped and aligned.
+unsafe fn device_read(register: *const u32) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's duty.
+    unsafe {
+        asm!("ldr {0:w}, [{1}]", out(reg) value, in(reg) register, options(nostack));
+    }
+    value
+}
+
+/// Writes a 32-bit device register, see [`device_read`].
+///
+/// # Safety
+///
+/// `register` must be mapped and aligned.
+unsafe fn device_write(register: *mut u32, value: u32) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        asm!("str {0:w}, [{1}]", in(reg) value, in(reg) register, options(nostack));
+    }
 }

@@ -6,8 +6,9 @@
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
 
-use super::{Errno, check, retry};
-use crate::arch::{self, syscall};
+use syscalls::{Errno, Sysno, syscall};
+
+use super::retry;
 
 const SIGCHLD: usize = 17;
 const SIG_IGN: usize = 1;
@@ -33,19 +34,10 @@ pub fn restore_signal(signal: i32, action: SignalAction) {
 fn set_signal(signal: i32, action: &SignalAction, before: &mut SignalAction) {
     // SAFETY: both point at a `struct sigaction`; the handler is SIG_IGN or
     // what this process was started with, which is SIG_IGN or SIG_DFL.
-    unsafe {
-        syscall(
-            arch::RT_SIGACTION,
-            [
-                signal as usize,
-                action.0.as_ptr() as usize,
-                before.0.as_mut_ptr() as usize,
-                SIGSET_SIZE,
-                0,
-                0,
-            ],
-        );
-    }
+    let _ = unsafe {
+        let (action, before) = (action.0.as_ptr(), before.0.as_mut_ptr());
+        syscall!(Sysno::rt_sigaction, signal, action, before, SIGSET_SIZE)
+    };
 }
 
 /// A child process.
@@ -60,7 +52,7 @@ pub struct Child(usize);
 pub fn fork() -> Result<Option<Child>, Errno> {
     // SAFETY: without CLONE_VM the child has its own memory, so nothing of
     // this process is shared with it.
-    let pid = check(unsafe { syscall(arch::CLONE, [SIGCHLD, 0, 0, 0, 0, 0]) })?;
+    let pid = unsafe { syscall!(Sysno::clone, SIGCHLD, 0, 0, 0, 0) }?;
     Ok((pid != 0).then_some(Child(pid)))
 }
 
@@ -92,17 +84,7 @@ impl Child {
         let mut usage = MaybeUninit::<[u64; 18]>::zeroed();
         // SAFETY: both are as large as the kernel's structures.
         retry(|| unsafe {
-            syscall(
-                arch::WAIT4,
-                [
-                    self.0,
-                    &raw mut status as usize,
-                    0,
-                    usage.as_mut_ptr() as usize,
-                    0,
-                    0,
-                ],
-            )
+            syscall!(Sysno::wait4, self.0, &raw mut status, 0, usage.as_mut_ptr())
         })?;
         // SAFETY: zeroed above, so initialised in any case.
         let usage = unsafe { usage.assume_init() };
@@ -124,26 +106,14 @@ pub fn execute(
 ) -> Errno {
     // SAFETY: all three are terminated; the kernel copies them, and gives
     // EFAULT for pointers that are not.
-    let result = unsafe {
-        syscall(
-            arch::EXECVE,
-            [
-                path.as_ptr() as usize,
-                arguments as usize,
-                environment as usize,
-                0,
-                0,
-                0,
-            ],
-        )
-    };
-    Errno(-result as i32)
+    let result = unsafe { syscall!(Sysno::execve, path.as_ptr(), arguments, environment) };
+    result.err().unwrap_or(Errno::ENOENT)
 }
 
 /// Ends the process.
 pub fn exit(status: i32) -> ! {
     loop {
         // SAFETY: no pointers; does not return.
-        unsafe { syscall(arch::EXIT_GROUP, [status as usize, 0, 0, 0, 0, 0]) };
+        let _ = unsafe { syscall!(Sysno::exit_group, status) };
     }
 }

@@ -9,9 +9,9 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use vpmu_guest_tools::end::End;
 use vpmu_guest_tools::files::{self, Lines};
 use vpmu_guest_tools::program;
-use vpmu_guest_tools::report::End;
 use vpmu_guest_tools::start::Process;
 use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
 use vpmu_measure::{Disturb, HostJob, Kvm, MARK, Record, Snapshot};
