@@ -105,119 +105,17 @@ pub enum Error {
     /// Options that do not go together.
     #[error("{0}")]
     Usage(String),
-    /// The guest did not reach the command.
-    #[error(
-        "the guest did not start the command within {} s (--boot-timeout){}",
-        limit.as_secs(),
-        quoted(console)
-    )]
-    Boot {
-        /// The limit.
-        limit: Duration,
-        /// Its last console lines.
-        console: Vec<String>,
-    },
-    /// The wall-clock limit passed.
-    #[error(
-        "stopped after {} s; `run` and `compare` take more with --timeout SECS{}",
-        limit.as_secs(),
-        quoted(console)
-    )]
-    Timeout {
-        /// The limit.
-        limit: Duration,
-        /// Its last console lines.
-        console: Vec<String>,
-    },
-    /// The guest's kernel panicked.
-    #[error("the guest's kernel gave up: {line}{}", quoted(console))]
-    Panic {
-        /// The line that says so.
-        line: String,
+    /// A guest did not come to a good end.
+    #[error("{failure}{}", quoted(console))]
+    Guest {
+        /// What happened.
+        failure: Failure,
         /// Its last console lines.
         console: Vec<String>,
     },
     /// There is no place for the cache.
     #[error("no cache folder: set HOME or XDG_CACHE_HOME")]
     NoHome,
-    /// The guest's kernel runs in an endless loop, or has lost an interrupt.
-    #[error("{STUCK}{}", quoted(console))]
-    Stuck {
-        /// Its last console lines.
-        console: Vec<String>,
-    },
-    /// Like [`Error::Panic`] or [`Error::Stuck`], where QEMU is known to be the cause at times.
-    #[error(
-        "a kernel gave up: {line}{}\nthis may be QEMU's fault: 10.0 has been seen to deliver an interrupt twice to a \
-         nested guest when it counts instructions, about one in ten thousand, or not at all; `compare` tries \
-         again; or take fewer samples, or give `run` and `compare` --realtime; a QEMU without this fault: \
-         script/qemu builds it, and --qemu takes its folder",
-        quoted(console)
-    )]
-    RepeatedInterrupt {
-        /// The line that says so.
-        line: String,
-        /// Its last console lines.
-        console: Vec<String>,
-    },
-    /// The KVM host went down with its guest and said nothing.
-    #[error(
-        "the KVM host was reset under its guest{}\nno program in a host can do that, so it is QEMU's fault: it has \
-         been seen to with two processors in real time, once in some twenty runs on a busy machine; try again, or on a QEMU without \
-         its faults: script/qemu builds it, and --qemu takes its folder",
-        quoted(console)
-    )]
-    HostReset {
-        /// Its last console lines.
-        console: Vec<String>,
-    },
-    /// This project's hypervisor ended the guest.
-    #[error("{line}{}", quoted(console))]
-    Monitor {
-        /// The hypervisor's message.
-        line: String,
-        /// Its last console lines.
-        console: Vec<String>,
-    },
-    /// QEMU neither ran nor ended.
-    #[error(
-        "the machine stopped: QEMU used no processor time for {} s; try again, or with --realtime{}",
-        quiet.as_secs(),
-        quoted(console)
-    )]
-    Hang {
-        /// The time for which QEMU did neither.
-        quiet: Duration,
-        /// Its last console lines.
-        console: Vec<String>,
-    },
-    /// QEMU ended before the command did.
-    #[error(
-        "{program} ended early ({status}){}{}",
-        quoted_text(message),
-        quoted(console)
-    )]
-    Ended {
-        /// QEMU or vpmu-vmm.
-        program: String,
-        /// The way in which the program ended.
-        status: String,
-        /// The program's own message.
-        message: String,
-        /// The guest's last console lines.
-        console: Vec<String>,
-    },
-    /// The guest ended without reporting the command's result.
-    #[error(
-        "the guest ended without reporting what the command did; {how}{}",
-        quoted(console)
-    )]
-    NoReport {
-        /// The way in which the guest ended, as far as known.
-        how: String,
-        /// Its last console lines.
-        console: Vec<String>,
-    },
     /// A command of the lab's own failed in a guest.
     #[error("the command ended with status {status} under {design}:\n{output}")]
     CommandFailed {
@@ -231,6 +129,67 @@ pub enum Error {
     /// Ctrl-C, or a request to end.
     #[error("interrupted")]
     Interrupted,
+}
+
+/// What keeps a guest from a good end.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The guest did not reach the command within this limit.
+    #[error("the guest did not start the command within {} s (--boot-timeout)", _0.as_secs())]
+    Boot(Duration),
+    /// This wall-clock limit passed.
+    #[error("stopped after {} s; `run` and `compare` take more with --timeout SECS", _0.as_secs())]
+    Timeout(Duration),
+    /// The guest's kernel panicked, with this line.
+    #[error("the guest's kernel gave up: {0}")]
+    Panic(String),
+    /// The guest's kernel runs in an endless loop, or has lost an interrupt.
+    #[error("{STUCK}")]
+    Stuck,
+    /// Like [`Failure::Panic`] or [`Failure::Stuck`], where QEMU is known to be the cause at times.
+    #[error(
+        "a kernel gave up: {0}\nthis may be QEMU's fault: 10.0 has been seen to deliver an interrupt twice to a \
+         nested guest when it counts instructions, about one in ten thousand, or not at all; `compare` tries \
+         again; or take fewer samples, or give `run` and `compare` --realtime; a QEMU without this fault: \
+         script/qemu builds it, and --qemu takes its folder"
+    )]
+    RepeatedInterrupt(String),
+    /// The KVM host went down with its guest and said nothing.
+    #[error(
+        "the KVM host was reset under its guest\nno program in a host can do that, so it is QEMU's fault: it has \
+         been seen to with two processors in real time, once in some twenty runs on a busy machine; try again, or on a QEMU without \
+         its faults: script/qemu builds it, and --qemu takes its folder"
+    )]
+    HostReset,
+    /// This project's hypervisor ended the guest, with this message.
+    #[error("{0}")]
+    Monitor(String),
+    /// QEMU neither ran nor ended for this time.
+    #[error("the machine stopped: QEMU used no processor time for {} s; try again, or with --realtime", _0.as_secs())]
+    Hang(Duration),
+    /// QEMU or a VMM ended before the command did.
+    #[error("{program} ended early ({status}){}", quoted_text(message))]
+    Ended {
+        /// QEMU or vpmu-vmm.
+        program: String,
+        /// The way in which the program ended.
+        status: String,
+        /// The program's own message.
+        message: String,
+    },
+    /// The guest ended without reporting the command's result, in this way as far as known.
+    #[error("the guest ended without reporting what the command did; {0}")]
+    NoReport(String),
+}
+
+impl Failure {
+    /// Makes the error of a guest whose console said no more than `console`.
+    pub fn with(self, console: Vec<String>) -> Error {
+        Error::Guest {
+            failure: self,
+            console,
+        }
+    }
 }
 
 /// The lab's results.

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 
 use crate::Result;
-use crate::error::Error;
+use crate::error::Failure;
 use crate::image::job::Notify;
 use crate::spec::{Guest, Machine, Way};
 use vpmu_measure::Record;
@@ -61,9 +61,9 @@ pub trait Backend {
         false
     }
 
-    /// Renames an error by its likely cause.
-    fn explain(&self, error: Error) -> Error {
-        error
+    /// Renames a failure by its likely cause.
+    fn explain(&self, failure: Failure) -> Failure {
+        failure
     }
 }
 

@@ -13,7 +13,7 @@ use crate::image::theirs::{self, TheirProgram, Values};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
 use crate::spec::{Guest, Machine, Payload, TheirVmm, Time, Vmm};
-use crate::{Error, Result};
+use crate::{Error, Failure, Result};
 use vpmu_measure::{Host, Record};
 
 /// Memory that a KVM host needs beside its guest's, MiB: its own file tree,
@@ -260,20 +260,17 @@ impl Backend for Nested<'_> {
     }
 
     /// Names QEMU as the likely cause.
-    fn explain(&self, error: Error) -> Error {
+    fn explain(&self, failure: Failure) -> Failure {
         if !self.loses_interrupts() {
-            return error;
+            return failure;
         }
-        match error {
+        match failure {
             // The panic that follows when a register is restored twice.
-            Error::Panic { line, console } if line.contains("Fatal exception") => {
-                Error::RepeatedInterrupt { line, console }
+            Failure::Panic(line) if line.contains("Fatal exception") => {
+                Failure::RepeatedInterrupt(line)
             }
-            Error::Stuck { console } => Error::RepeatedInterrupt {
-                line: STUCK.to_owned(),
-                console,
-            },
-            error => error,
+            Failure::Stuck => Failure::RepeatedInterrupt(STUCK.to_owned()),
+            failure => failure,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::run::{self, Lab, Sink};
 use crate::spec::arch::Arch;
 use crate::spec::design::Pmu;
 use crate::spec::{Request, SecondPayload, SecondRequest};
-use crate::{Error, Result};
+use crate::{Failure, Result};
 use vpmu_measure::{Monitor, Span};
 
 pub(super) const BENCH: Bench = Bench {
@@ -126,12 +126,9 @@ fn measure(
     task.done();
     let passed = |console: &[u8]| String::from_utf8_lossy(console).contains(" 1 passed, 0 failed");
     let console = outcome.second.unwrap_or_default().console;
-    let failed = |how: &str| Error::NoReport {
-        how: how.to_owned(),
-        console: String::from_utf8_lossy(&console)
-            .lines()
-            .map(str::to_owned)
-            .collect(),
+    let failed = |how: &str| {
+        let console = String::from_utf8_lossy(&console);
+        Failure::NoReport(how.to_owned()).with(console.lines().map(str::to_owned).collect())
     };
     if !passed(&console) {
         return Err(failed("the second guest's test failed"));

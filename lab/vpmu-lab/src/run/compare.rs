@@ -11,7 +11,7 @@ use crate::image::job::Output;
 use crate::report::result::Row;
 use crate::spec::design::{Design, Pmu};
 use crate::spec::{Guest, Spec, Time};
-use crate::{Error, Result};
+use crate::{Error, Failure, Result};
 
 /// The results of all designs.
 #[derive(Debug)]
@@ -86,10 +86,8 @@ fn run_one(lab: &Lab<'_>, spec: &Spec, guest: &Guest, phase: u32, task: &Task) -
             Stage::Report => "collecting figures",
         });
     })?;
-    let run = outcome.run.ok_or(Error::NoReport {
-        how: "there was none".to_owned(),
-        console: Vec::new(),
-    })?;
+    let none = || Failure::NoReport("there was none".to_owned()).with(Vec::new());
+    let run = outcome.run.ok_or_else(none)?;
     Ok(Row {
         design: guest.design,
         run,

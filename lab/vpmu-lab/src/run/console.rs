@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 
 use vpmu_measure::{MARK, Phase, Record};
 
+use crate::{Error, Failure};
+
 /// A longer line is no record of ours.
 const LONGEST_RECORD: usize = 256 << 10;
 /// Console lines remembered for error messages.
@@ -124,6 +126,11 @@ impl Transcript {
                 if self.in_output { bytes } else { &[] }
             }
         }
+    }
+
+    /// Makes the error of a guest that failed and has left this console.
+    pub fn failed(&self, failure: Failure) -> Error {
+        failure.with(self.last_lines())
     }
 
     /// Returns the last lines, without control characters.

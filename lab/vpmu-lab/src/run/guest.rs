@@ -23,7 +23,7 @@ use crate::report::result::{Run, Settings};
 use crate::spec::design::Pmu;
 use crate::spec::disk::Disk;
 use crate::spec::{Guest, Payload, Spec, Time, Vmm, Way, Work};
-use crate::{Error, Result};
+use crate::{Error, Failure, Result};
 use vpmu_measure::Record;
 
 /// Time after which a machine that does not run counts as stopped.
@@ -122,9 +122,11 @@ pub fn run(
             stage(now);
         },
     );
-    let explain = |error| match is_mended(lab.qemu.as_ref()) {
-        true => error,
-        false => backend.explain(error),
+    let explain = |error| match error {
+        Error::Guest { failure, console } if !is_mended(lab.qemu.as_ref()) => {
+            backend.explain(failure).with(console)
+        }
+        error => error,
     };
     let transcript = ran.map_err(explain)?;
     kept.records(&transcript.records)?;
@@ -185,17 +187,20 @@ fn again(tries: u32, spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Re
         let backend = backend::of(&spec.machine, guest);
         backend.loses_interrupts() && spec.payload.own_kernel().is_none()
     };
-    match error {
-        error if phase + 1 >= tries => Err(error),
-        Error::RepeatedInterrupt { .. } => Ok(
-            "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later",
-        ),
-        Error::HostReset { .. } => Ok("QEMU seems to have reset the KVM host; once more"),
-        Error::Boot { .. } if may_hang() => {
-            Ok("the boot hung, as when QEMU loses an interrupt; once more, a bit later")
-        }
-        error => Err(error),
-    }
+    let why = match &error {
+        Error::Guest { failure, .. } if phase + 1 < tries => match failure {
+            Failure::RepeatedInterrupt(_) => {
+                "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later"
+            }
+            Failure::HostReset => "QEMU seems to have reset the KVM host; once more",
+            Failure::Boot(_) if may_hang() => {
+                "the boot hung, as when QEMU loses an interrupt; once more, a bit later"
+            }
+            _ => return Err(error),
+        },
+        _ => return Err(error),
+    };
+    Ok(why)
 }
 
 /// Returns the guest's parts, with its job written into `folder`.
@@ -300,9 +305,7 @@ fn figures(
 ) -> Result<Option<Run>> {
     let stuck = |record: &Record| matches!(record, Record::Host(host) if host.stuck);
     if transcript.records.iter().any(stuck) {
-        return Err(Error::Stuck {
-            console: transcript.last_lines(),
-        });
+        return Err(transcript.failed(Failure::Stuck));
     }
     let bad_end = supervise::ended_badly(transcript);
     let end = backend.end(&transcript.records);
@@ -312,7 +315,7 @@ fn figures(
         Payload::Kernel { .. } | Payload::Disk => bad_end.is_none() && end == End::PoweredOff,
     };
     if !complete {
-        return Err(bad_end.unwrap_or_else(|| silent_end(end, transcript)));
+        return Err(transcript.failed(bad_end.unwrap_or_else(|| silent_end(end))));
     }
     let Payload::Command(work) = &spec.payload else {
         return Ok(None);
@@ -327,15 +330,15 @@ fn figures(
     Ok(Run::from_records(&settings, &transcript.records))
 }
 
-/// Returns the error for a guest that ended without figures and without a complaint.
-fn silent_end(end: End, transcript: &Transcript) -> Error {
-    let console = transcript.last_lines();
-    let how = match end {
-        End::HostReset => return Error::HostReset { console },
-        End::VmmFailed { vmm, status } => format!("{vmm} ended with status {status}"),
-        End::PoweredOff => "it powered off or was reset".to_owned(),
-    };
-    Error::NoReport { how, console }
+/// Returns how a guest failed that ended without figures and without a complaint.
+fn silent_end(end: End) -> Failure {
+    match end {
+        End::HostReset => Failure::HostReset,
+        End::VmmFailed { vmm, status } => {
+            Failure::NoReport(format!("{vmm} ended with status {status}"))
+        }
+        End::PoweredOff => Failure::NoReport("it powered off or was reset".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::console::{Piece, Splitter, Transcript};
 use super::supervise;
 use crate::report::result::Second;
 use crate::spec::Work;
-use crate::{Error, Result};
+use crate::{Failure, Result};
 
 /// The result of the second of two guests.
 #[derive(Debug, Default)]
@@ -37,10 +37,9 @@ impl SecondOutcome {
         let figures = Second::from_records(work.command.as_line(), &transcript.records);
         let Some(figures) = figures.filter(|_| transcript.ended) else {
             let bad_end = supervise::ended_badly(&transcript);
-            return Err(bad_end.unwrap_or_else(|| Error::NoReport {
-                how: "it was the second guest, which switched itself off".to_owned(),
-                console: transcript.last_lines(),
-            }));
+            let silent = "it was the second guest, which switched itself off";
+            let failure = bad_end.unwrap_or_else(|| Failure::NoReport(silent.to_owned()));
+            return Err(transcript.failed(failure));
         };
         let command = Some((output, figures));
         Ok(Self { console, command })
@@ -50,6 +49,7 @@ impl SecondOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
     use crate::spec::command::Command;
 
     fn work() -> Work {
@@ -76,7 +76,13 @@ mod tests {
         let early = of(BEGUN).unwrap_err().to_string();
         assert!(early.contains("the second guest"), "{early}");
         let panic = of("Kernel panic - not syncing: x\n").unwrap_err();
-        assert!(matches!(panic, Error::Panic { .. }));
+        assert!(matches!(
+            panic,
+            Error::Guest {
+                failure: Failure::Panic(_),
+                ..
+            }
+        ));
         assert!(
             SecondOutcome::of(Vec::new(), None)
                 .unwrap()

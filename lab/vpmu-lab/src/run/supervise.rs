@@ -21,7 +21,7 @@ use super::activity::Activity;
 use super::clock::Clock;
 use crate::host::cancel::Cancel;
 use crate::run::console::{Piece, Splitter, Transcript};
-use crate::{Error, Result};
+use crate::{Error, Failure, Result};
 
 const POLL: Duration = Duration::from_millis(20);
 /// The interval between reads of QEMU's processor time.
@@ -119,8 +119,9 @@ pub fn run(
             last_stage = now;
             stage(now);
         }
-        if let Some(error) = watch.passed(now) {
-            return Err(ended_badly(&shared.lock()).unwrap_or(error));
+        if let Some(failure) = watch.passed(now) {
+            let transcript = shared.lock();
+            return Err(transcript.failed(ended_badly(&transcript).unwrap_or(failure)));
         }
     }
     reader.join().unwrap_or(Ok(()))?;
@@ -133,12 +134,11 @@ pub fn run(
         let _ = errors
             .rewind()
             .and_then(|()| errors.read_to_string(&mut message));
-        return Err(Error::Ended {
+        return Err(transcript.failed(Failure::Ended {
             program: program.to_owned(),
             status: status.to_string(),
             message,
-            console: transcript.last_lines(),
-        });
+        }));
     }
     Ok(transcript)
 }
@@ -165,20 +165,16 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the limit that is passed at `stage`.
-    fn passed(&mut self, stage: Stage) -> Option<Error> {
+    fn passed(&mut self, stage: Stage) -> Option<Failure> {
         let elapsed = self.start.elapsed();
         let passed = |limit| elapsed > limit && elapsed - self.activity.waited() > limit;
-        let shared = self.shared;
-        let console = || shared.lock().last_lines();
         let limit = self.limits.total;
         if passed(limit) {
-            let console = console();
-            return Some(Error::Timeout { limit, console });
+            return Some(Failure::Timeout(limit));
         }
         let boot = self.limits.boot.filter(|_| stage == Stage::Boot);
         if let Some(limit) = boot.filter(|&limit| passed(limit)) {
-            let console = console();
-            return Some(Error::Boot { limit, console });
+            return Some(Failure::Boot(limit));
         }
         // A machine that has a clock to watch may not be quiet either: both count instructions.
         let quiet = self.limits.quiet?;
@@ -190,28 +186,20 @@ impl<'a> Watch<'a> {
         if let Some(clock) = &mut self.limits.clock
             && clock.stands_still(self.activity.used())
         {
-            let console = console();
-            return Some(Error::Stuck { console });
+            return Some(Failure::Stuck);
         }
         // A machine may wait while the user's terminal or pager does not take its output.
-        if shared.writing.load(Ordering::Relaxed) {
+        if self.shared.writing.load(Ordering::Relaxed) {
             self.activity.reset();
         }
-        (self.activity.quiet_for() > quiet).then(|| Error::Hang {
-            quiet,
-            console: console(),
-        })
+        (self.activity.quiet_for() > quiet).then_some(Failure::Hang(quiet))
     }
 }
 
 /// Returns the guest's own report of a bad end.
-pub fn ended_badly(transcript: &Transcript) -> Option<Error> {
-    let console = transcript.last_lines();
-    if let Some(line) = transcript.monitor.clone() {
-        return Some(Error::Monitor { line, console });
-    }
-    let line = transcript.panic.clone()?;
-    Some(Error::Panic { line, console })
+pub fn ended_badly(transcript: &Transcript) -> Option<Failure> {
+    let monitor = transcript.monitor.clone().map(Failure::Monitor);
+    monitor.or_else(|| transcript.panic.clone().map(Failure::Panic))
 }
 
 #[derive(Default)]
@@ -288,12 +276,12 @@ impl Qemu {
                 return Ok(status);
             }
             if start.elapsed() > limit {
-                return Err(Error::Ended {
+                let failure = Failure::Ended {
                     program: program.to_owned(),
                     status: "console closed".to_owned(),
                     message: String::new(),
-                    console: Vec::new(),
-                });
+                };
+                return Err(failure.with(Vec::new()));
             }
             thread::sleep(POLL);
         }
@@ -354,7 +342,16 @@ mod tests {
     fn until(script: &str, done: impl Fn(&Error) -> bool) -> Error {
         let total = |total| Limits { total, ..LIMITS };
         let error = until_limit(script, total, done);
-        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Guest {
+                    failure: Failure::Timeout(_),
+                    ..
+                }
+            ),
+            "{error}"
+        );
         error
     }
 
@@ -388,7 +385,16 @@ mod tests {
             ..LIMITS
         };
         let error = shell("sleep 100", limits).unwrap_err();
-        assert!(matches!(error, Error::Boot { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Guest {
+                    failure: Failure::Boot(_),
+                    ..
+                }
+            ),
+            "{error}"
+        );
         let boot = |boot| Limits {
             total: Duration::from_secs(1000),
             boot: Some(boot),
@@ -397,7 +403,15 @@ mod tests {
         until_limit(
             "echo Kernel panic - not syncing: x; sleep 1000",
             boot,
-            |error| matches!(error, Error::Panic { .. }),
+            |error| {
+                matches!(
+                    error,
+                    Error::Guest {
+                        failure: Failure::Panic(_),
+                        ..
+                    }
+                )
+            },
         );
     }
 
@@ -408,7 +422,16 @@ mod tests {
             ..LIMITS
         };
         let error = shell("exec sleep 100", limits).unwrap_err();
-        assert!(matches!(error, Error::Hang { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Guest {
+                    failure: Failure::Hang(_),
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 
     #[test]

@@ -4,38 +4,24 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use strum::{Display, EnumString, IntoStaticStr, VariantNames};
+use strum::Display;
 
 use crate::host::tool::Tool;
 use crate::spec::design::Pmu;
 
-/// The architecture of a guest and of the machine it runs on.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    EnumString,
-    IntoStaticStr,
-    VariantNames,
-    Display,
-)]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-pub enum Arch {
-    /// 64-bit Arm.
-    Aarch64,
-    /// 64-bit x86.
-    #[serde(rename = "x86_64")]
-    #[strum(serialize = "x86_64")]
-    X86_64,
+choices! {
+    /// The architecture of a guest and of the machine it runs on.
+    #[derive(Serialize, Deserialize, Display)]
+    pub enum Arch {
+        /// 64-bit Arm.
+        #[serde(rename = "aarch64")]
+        Aarch64,
+        /// 64-bit x86.
+        #[serde(rename = "x86_64")]
+        #[strum(serialize = "x86_64")]
+        X86_64,
+    }
 }
-
-named!(Arch);
 
 /// Packages in guests of any architecture.
 const COMMON_PACKAGES: [&str; 4] = ["busybox-static", "gzip", "linux-perf", "stress-ng"];

@@ -4,16 +4,22 @@
 //! which decides every fact that follows from others: how each design's guest runs ([`Way`]), and
 //! in whose time ([`Time`]).
 
-/// Gives each choice a function that returns its name.
-macro_rules! named {
-    ($($choice:ident),*) => {
-        $(impl $choice {
+/// Defines choices of the command line, each with a name in lower case, words joined by `-`.
+macro_rules! choices {
+    ($($(#[$attribute:meta])* pub enum $choice:ident { $($variants:tt)* })*) => {$(
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(strum::EnumString, strum::IntoStaticStr, strum::VariantNames)]
+        #[strum(serialize_all = "kebab-case")]
+        $(#[$attribute])*
+        pub enum $choice { $($variants)* }
+
+        impl $choice {
             /// Returns the name on the command line, also of the VMM and in files.
             pub fn name(self) -> &'static str {
                 self.into()
             }
-        })*
-    };
+        }
+    )*};
 }
 
 pub mod arch;

@@ -45,11 +45,17 @@ fn a_silent_end_is_said_to_be_what_it_was() {
     let end = |pmu: Pmu, records: Vec<Record>| judge(request(), pmu, records).unwrap_err();
     assert!(matches!(
         end(Pmu::Emulated, vec![]),
-        Error::HostReset { .. }
+        Error::Guest {
+            failure: Failure::HostReset,
+            ..
+        }
     ));
     assert!(matches!(
         end(Pmu::Emulated, vec![host(0, true)]),
-        Error::Stuck { .. }
+        Error::Guest {
+            failure: Failure::Stuck,
+            ..
+        }
     ));
     let said = |pmu, records| end(pmu, records).to_string();
     let failed = said(Pmu::Emulated, vec![host(3, false)]);
@@ -74,7 +80,10 @@ fn a_bare_kernel_ends_well_only_if_its_vmm_does() {
     assert!(judge_spec(&spec, vec![host(2, false)]).is_err());
     assert!(matches!(
         judge_spec(&spec, vec![]),
-        Err(Error::HostReset { .. })
+        Err(Error::Guest {
+            failure: Failure::HostReset,
+            ..
+        })
     ));
 }
 
@@ -83,11 +92,8 @@ fn qemus_fault_is_named_where_it_can_be() {
     let explain = |request: Request, pmu: Pmu, line: &str| {
         let spec = request.check(&[pmu.into()]).unwrap();
         let backend = backend::of(&spec.machine, &spec.guests[0]);
-        let explained = backend.explain(Error::Panic {
-            line: line.to_owned(),
-            console: Vec::new(),
-        });
-        matches!(explained, Error::RepeatedInterrupt { .. })
+        let explained = backend.explain(Failure::Panic(line.to_owned()));
+        matches!(explained, Failure::RepeatedInterrupt(_))
     };
     let fatal = "Kernel panic - not syncing: Fatal exception in interrupt";
     assert!(explain(request(), Pmu::Emulated, fatal));
@@ -109,10 +115,7 @@ fn qemus_fault_is_named_where_it_can_be() {
 fn a_boot_that_hangs_is_tried_again_where_qemu_may_be_the_cause() {
     let try_again = |request: Request, pmu: Pmu, phase| {
         let spec = request.check(&[pmu.into()]).unwrap();
-        let error = Error::Boot {
-            limit: Duration::from_secs(240),
-            console: Vec::new(),
-        };
+        let error = Failure::Boot(Duration::from_secs(240)).with(Vec::new());
         again(TRIES, &spec, &spec.guests[0], phase, error).is_ok()
     };
     assert!(try_again(request(), Pmu::Emulated, 0));
