@@ -9,7 +9,7 @@ use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::host::qemu::Qemu;
-use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::cache::{Cache, Session};
 use vpmu_lab::report::markdown::markdown as page_of;
 use vpmu_lab::report::table;
 use vpmu_lab::spec::design::{Backing, Model};
@@ -72,10 +72,14 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
     for path in options.json.iter().chain(&options.markdown) {
         check_writable(path)?;
     }
-    let cache = Cache::open()?;
     let qemu = Qemu::chosen(options.qemu.as_deref());
-    let (keep, progress) = (options.keep.as_deref(), Progress::stderr());
-    let report = bench.run(options.model, qemu, keep, &cache, cancel, &progress)?;
+    let (cache, progress) = (Cache::open()?, Progress::stderr());
+    let session = Session {
+        cache: &cache,
+        cancel,
+        progress: &progress,
+    };
+    let report = bench.run(options.model, qemu, options.keep.as_deref(), session)?;
     if let Some(path) = &options.json {
         report.write(path)?;
     }

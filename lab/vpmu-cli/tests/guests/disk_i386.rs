@@ -4,17 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::archive::{Archive, Contents};
-use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::debian::{Pool, Selection};
 use vpmu_lab::image::disk::BootDisk;
-use vpmu_lab::image::images::Images;
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::disk::Disk;
 
-use crate::support::{ON_A_CLOCK, nested_vpmu, number, said, text, turn};
+use crate::support::{ON_A_CLOCK, images, nested_vpmu, number, prepared, said, text, turn};
 
 /// Process 1 of the initrd. Each line that the test reads begins with a word of its own.
 const INIT: &str = r#"#!/bin/busybox sh
@@ -41,22 +37,16 @@ const INITRD: &str = "/boot/initrd.img";
 
 /// Makes the lab's disk with a kernel of 32 bits and an initrd of its programs, in `folder`.
 fn disk(folder: &Path) -> PathBuf {
-    let (cache, cancel, silent) = (
-        Cache::open().unwrap(),
-        Cancel::default(),
-        Progress::silent(),
-    );
-    let images = Images::prepare(&cache, Arch::X86_64, &cancel, &silent).unwrap();
+    let images = images(Arch::X86_64);
     let ours: Disk = "bios:bookworm".parse().unwrap();
-    let ours = BootDisk::prepare(&ours, &images, &cache, &cancel, &silent).unwrap();
+    let ours = prepared(|session| BootDisk::prepare(&ours, &images, session));
     let tree = folder.join("tree");
     fs::create_dir(&tree).unwrap();
-    {
-        let _lock = cache.lock(&cancel, &silent).unwrap();
-        let selection = Selection::kernel_of_32_bits();
-        let pool = Pool::fetch(&cache, &selection, &cancel, &silent).unwrap();
-        pool.unpack("", &tree, &cancel).unwrap();
-    }
+    prepared(|session| {
+        let _lock = session.lock()?;
+        let pool = Pool::fetch(&Selection::kernel_of_32_bits(), session)?;
+        pool.unpack("", &tree, session.cancel)
+    });
     let mut files = fs::read_dir(tree.join("boot")).unwrap().flatten();
     let is_kernel = |name: &Path| name.to_string_lossy().contains("/vmlinuz-");
     let kernel = files.find_map(|file| Some(file.path()).filter(|path| is_kernel(path)));

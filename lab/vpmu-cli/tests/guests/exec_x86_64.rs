@@ -6,6 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 use vpmu_lab::image::module::Kernel;
 
+use vpmu_lab::spec::arch::Arch;
+
 use crate::support::{
     Compared, NO_SYMBOLS, compare, compared, images, modules, nested_vpmu, number, said, turn,
 };
@@ -204,7 +206,7 @@ perf record --no-bpf-event -q -e cycles -c 2000000 -o perf.data -- workload --sc
 #[test]
 #[ignore = "as the unit tests of vpmu-kernel, a whole kernel: script/test --long"]
 fn a_rewritten_bzimage_of_zstd_boots() {
-    a_rewritten_bzimage(&images().kernel());
+    a_rewritten_bzimage(&images(Arch::X86_64).kernel());
 }
 
 #[test]

@@ -294,7 +294,7 @@ fn a_guest_counts_the_same_with_both_beside_it() {
         true => "max,perfctr-core=on,perfmon-v2=on",
         false => "max",
     };
-    let kernel = images().boot_kernel(Arch::X86_64).unwrap();
+    let kernel = images(Arch::X86_64).boot_kernel(Arch::X86_64).unwrap();
     let output = lab
         .args(["run", "--arch", "x86_64", "--pmu", "native", "--cpu", cpu])
         .args([

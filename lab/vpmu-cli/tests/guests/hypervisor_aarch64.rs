@@ -3,14 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::progress::Progress;
-use vpmu_lab::image::cache::Cache;
-use vpmu_lab::image::images::Images;
 use vpmu_lab::spec::arch::Arch;
 
 use crate::payload::program;
-use crate::support::{text, turn, vpmu};
+use crate::support::{images, text, turn, vpmu};
 
 /// The processor whose features the hypervisor lets its guest use.
 const CPU: &str = "max,sve=off,sme=off";
@@ -27,10 +23,7 @@ fn run(hypervisor: Option<&str>, command: &str) -> Option<(String, [f64; 2])> {
     run.arg("--keep").arg(folder.path());
     if let Some(hypervisor) = hypervisor {
         let image = program(&format!("aarch64/{hypervisor}"))?;
-        let (cancel, silent) = (Cancel::default(), Progress::silent());
-        let cache = Cache::open().unwrap();
-        let images = Images::prepare(&cache, Arch::Aarch64, &cancel, &silent).unwrap();
-        let kernel = images.boot_kernel(Arch::Aarch64).unwrap();
+        let kernel = images(Arch::Aarch64).boot_kernel(Arch::Aarch64).unwrap();
         // The last -kernel counts: QEMU boots the hypervisor, and puts the guest behind it.
         run.arg("--qemu-arg=-kernel");
         run.arg(format!("--qemu-arg={}", image.display()));

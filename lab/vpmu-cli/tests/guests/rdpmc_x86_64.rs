@@ -41,7 +41,7 @@ fn is_of_four_levels(console: &str) -> bool {
 /// Runs the script with a bzImage as Debian packs it, at an address that the kernel chooses.
 fn check(model: &str, kernel_options: &str) -> Option<Compared> {
     let (mut vpmu, monitor) = (vpmu("x86_64")?, program("x86_64/self-monitor")?);
-    let kernel = images().kernel();
+    let kernel = images(Arch::X86_64).kernel();
     let options = |vpmu: &mut Command| {
         vpmu.args(["--pmu", "emulated", "--model", model, "--vcpus", "2"])
             .args(["--append", kernel_options, "--kernel"])
@@ -139,7 +139,7 @@ fn a_guest_of_an_unknown_form_is_told_that_it_has_no_pmu() {
     let (Some(mut vpmu), Some(monitor)) = (vpmu("x86_64"), program("x86_64/self-monitor")) else {
         return;
     };
-    let mut kernel = fs::read(images().boot_kernel(Arch::X86_64).unwrap()).unwrap();
+    let mut kernel = fs::read(images(Arch::X86_64).boot_kernel(Arch::X86_64).unwrap()).unwrap();
     // Entries begin at multiples of 16. None needs the instruction here: the processor tracks no indirect branches.
     for entry in kernel.as_chunks_mut::<16>().0 {
         if entry.starts_with(&ENDBR64) {

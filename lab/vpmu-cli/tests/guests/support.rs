@@ -11,7 +11,7 @@ use std::time::Instant;
 use serde_json::Value;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
-use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::cache::{Cache, Session};
 use vpmu_lab::image::images::Images;
 use vpmu_lab::image::module::{Kernel, Modules};
 use vpmu_lab::spec::arch::Arch;
@@ -52,20 +52,28 @@ pub(crate) fn nested_vpmu(because: &str) -> Option<Command> {
     vpmu("x86_64")
 }
 
+/// Returns what this makes in the user's cache.
+pub(crate) fn prepared<T>(prepare: impl FnOnce(&Session<'_>) -> vpmu_lab::Result<T>) -> T {
+    let session = Session {
+        cache: &Cache::open().unwrap(),
+        cancel: &Cancel::default(),
+        progress: &Progress::silent(),
+    };
+    prepare(&session).unwrap()
+}
+
 /// Returns the guest's modules for `kernel`, and that kernel, unless this machine cannot build them.
 pub(crate) fn modules(kernel: Kernel) -> Option<Modules> {
     if let Err(error) = Modules::check() {
         skipped(&error.to_string());
         return None;
     }
-    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
-    Some(Modules::prepare(kernel, &cache, &cancel, &Progress::silent()).unwrap())
+    Some(prepared(|session| Modules::prepare(kernel, session)))
 }
 
-/// Returns the images of the lab's x86-64 guests.
-pub(crate) fn images() -> Images {
-    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
-    Images::prepare(&cache, Arch::X86_64, &cancel, &Progress::silent()).unwrap()
+/// Returns the images of the lab's guests.
+pub(crate) fn images(arch: Arch) -> Images {
+    prepared(|session| Images::prepare(arch, session))
 }
 
 /// Returns all of a program's output.

@@ -25,10 +25,8 @@ use std::time::Duration;
 
 use parts::Part;
 
-use crate::host::cancel::Cancel;
-use crate::host::progress::Progress;
 use crate::host::qemu::Qemu;
-use crate::image::cache::Cache;
+use crate::image::cache::Session;
 use crate::report::figures::{Report, Row};
 use crate::report::result;
 use crate::report::story::Page;
@@ -94,9 +92,7 @@ struct Context<'a> {
     /// What counted for this project's x86 guests.
     backings: Mutex<Vec<Backing>>,
     keep: Option<&'a Path>,
-    cache: &'a Cache,
-    cancel: &'a Cancel,
-    progress: &'a Progress,
+    session: Session<'a>,
 }
 
 impl Bench {
@@ -110,9 +106,7 @@ impl Bench {
         model: Option<Model>,
         qemu: Qemu,
         keep: Option<&Path>,
-        cache: &Cache,
-        cancel: &Cancel,
-        progress: &Progress,
+        session: Session<'_>,
     ) -> Result<Report> {
         if model.is_some() && !self.has_models {
             return Err(Error::Usage(
@@ -127,9 +121,7 @@ impl Bench {
             version: OnceLock::new(),
             backings: Mutex::default(),
             keep,
-            cache,
-            cancel,
-            progress,
+            session,
         };
         let rows = (self.rows)(&context)?;
         let backing = match context
@@ -197,7 +189,7 @@ impl Context<'_> {
         request.keep = self.keep.map(keep);
         let spec = request.check(designs)?;
         run::check(&spec)?;
-        let lab = Lab::prepare(&spec, self.cache, self.cancel, self.progress)?;
+        let lab = Lab::prepare(&spec, self.session)?;
         let comparison = compare(&lab, &spec)?;
         if let Some((_, error)) = comparison.failures.into_iter().next() {
             return Err(error);

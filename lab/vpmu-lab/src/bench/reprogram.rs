@@ -54,8 +54,9 @@ vpmu-reprogram --overflows 200 --backing hardware --json -";
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let program = artifacts::find_beside(artifacts::REPROGRAM)?;
-    context.cancel.check()?;
+    context.session.cancel.check()?;
     let task = context
+        .session
         .progress
         .task("measuring this machine's perf events");
     let output = Command::new(&program)
@@ -64,7 +65,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         .map_err(Error::file("run", &program))?;
     task.done();
     // Ctrl-C ends the program, too.
-    context.cancel.check()?;
+    context.session.cancel.check()?;
     if !output.status.success() {
         return Err(Error::Program {
             program: artifacts::REPROGRAM.to_owned(),

@@ -113,11 +113,11 @@ fn measure(
     request.machine.qemu = context.qemu.clone();
     let spec = request.check(&[pmu.into()])?;
     run::check(&spec)?;
-    let lab = Lab::prepare(&spec, context.cache, context.cancel, context.progress)?;
+    let lab = Lab::prepare(&spec, context.session)?;
     if let Some(version) = &lab.qemu {
         context.version.get_or_init(|| version.to_string());
     }
-    let task = context.progress.task(&part);
+    let task = context.session.progress.task(&part);
     let sink = Sink {
         output: Output::Stream,
         to: Box::new(io::sink()),

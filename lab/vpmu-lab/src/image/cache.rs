@@ -2,7 +2,7 @@
 //!
 //! Several `vpmu` may run at once, and any may be killed at any time. So a file gets its name only
 //! once it is whole (written beside it, then renamed), and whoever adds something holds
-//! [`Cache::lock`]. The short-lived folder of a run has a lock that dies with its owner, so an
+//! [`Session::lock`]. The short-lived folder of a run has a lock that dies with its owner, so an
 //! abandoned folder is recognised.
 
 use std::fs::{self, File};
@@ -24,6 +24,17 @@ const POLL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
+}
+
+/// What everything works with that takes long, and keeps what it makes.
+#[derive(Debug, Clone, Copy)]
+pub struct Session<'a> {
+    /// The folder in which files are kept.
+    pub cache: &'a Cache,
+    /// The user's wish to stop.
+    pub cancel: &'a Cancel,
+    /// The display of progress for the user.
+    pub progress: &'a Progress,
 }
 
 /// The right to add to the cache, released on drop.
@@ -75,29 +86,6 @@ impl Cache {
         &self.root
     }
 
-    /// Waits until no other `vpmu` adds to the cache, and keeps others out.
-    ///
-    /// # Errors
-    ///
-    /// When the lock file cannot be made, or `cancel` asks to stop.
-    pub fn lock(&self, cancel: &Cancel, progress: &Progress) -> Result<Lock> {
-        let path = self.root.join("lock");
-        let file = File::create(&path).map_err(Error::file("create", &path))?;
-        let mut waiting = None;
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Lock(file)),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(errno) => return Err(Error::file("lock", &path)(errno.into())),
-            }
-            cancel.check()?;
-            waiting.get_or_insert_with(|| {
-                progress.task("waiting for another vpmu that prepares guests")
-            });
-            thread::sleep(POLL);
-        }
-    }
-
     /// Makes a fresh folder for one run. Removes folders of killed runs first.
     ///
     /// # Errors
@@ -113,6 +101,32 @@ impl Cache {
             TempDir::with_prefix_in("run-", &runs).map_err(Error::file("create", &runs))?;
         let lock = locked(&folder.path().join("lock"))?;
         Ok(RunDir { folder, lock })
+    }
+}
+
+impl Session<'_> {
+    /// Waits until no other `vpmu` adds to the cache, and keeps others out.
+    ///
+    /// # Errors
+    ///
+    /// When the lock file cannot be made, or the user wishes to stop.
+    pub fn lock(&self) -> Result<Lock> {
+        let path = self.cache.root.join("lock");
+        let file = File::create(&path).map_err(Error::file("create", &path))?;
+        let mut waiting = None;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Lock(file)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(errno) => return Err(Error::file("lock", &path)(errno.into())),
+            }
+            self.cancel.check()?;
+            waiting.get_or_insert_with(|| {
+                let what = "waiting for another vpmu that prepares guests";
+                self.progress.task(what)
+            });
+            thread::sleep(POLL);
+        }
     }
 }
 

@@ -14,9 +14,8 @@ use super::fat::Volume;
 use super::images::Images;
 use super::kernel_module::{ModuleFiles, file_name};
 use crate::host::cancel::Cancel;
-use crate::host::progress::Progress;
 use crate::host::tool::Tool;
-use crate::image::cache::Cache;
+use crate::image::cache::Session;
 use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::spec::disk::{Disk, Firmware};
@@ -129,15 +128,9 @@ impl BootDisk {
     /// # Errors
     ///
     /// When packages cannot be downloaded or lack a file, or mke2fs is missing.
-    pub fn prepare(
-        disk: &Disk,
-        images: &Images,
-        cache: &Cache,
-        cancel: &Cancel,
-        progress: &Progress,
-    ) -> Result<Self> {
-        let _lock = cache.lock(cancel, progress)?;
-        let fetch = |selection| Pool::fetch(cache, &selection, cancel, progress);
+    pub fn prepare(disk: &Disk, images: &Images, session: &Session<'_>) -> Result<Self> {
+        let _lock = session.lock()?;
+        let fetch = |selection| Pool::fetch(&selection, session);
         let pools = Pools {
             guests: fetch(Selection::guests(Arch::X86_64))?,
             boot: fetch(Selection::boot())?,
@@ -145,9 +138,9 @@ impl BootDisk {
         };
         let folder = pools.folder();
         if !folder.is_dir() {
-            let task = progress.task("making the boot disk");
+            let task = session.progress.task("making the boot disk");
             (pools.kernel).derive(PREFIX, &folder, |scratch, made| {
-                pools.build(images, scratch, made, cancel)
+                pools.build(images, scratch, made, session.cancel)
             })?;
             task.done();
         }

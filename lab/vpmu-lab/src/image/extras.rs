@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use super::archive::{Archive, Contents, add_tree};
 use super::kernel_module::{self, ModuleFiles};
-use crate::host::cancel::Cancel;
-use crate::host::progress::Progress;
-use crate::image::cache::{Cache, RunDir};
+use crate::image::cache::{RunDir, Session};
 use crate::image::debian::{Pool, Selection};
 use crate::spec::{Spec, Work};
 use crate::{Error, Result};
@@ -34,28 +32,26 @@ impl Extras {
         spec: &Spec,
         work: &Work,
         kernel: &Selection,
-        cache: &Cache,
-        cancel: &Cancel,
-        progress: &Progress,
+        session: &Session<'_>,
     ) -> Result<Option<Self>> {
         if work.modules.is_empty() && work.packages.is_empty() {
             return Ok(None);
         }
-        let folder = cache.run_dir()?;
-        let _lock = cache.lock(cancel, progress)?;
-        let task = progress.task("unpacking packages for the guest");
+        let folder = session.cache.run_dir()?;
+        let _lock = session.lock()?;
+        let task = session.progress.task("unpacking packages for the guest");
         let programs = folder.path().join(PROGRAMS);
         for name in &work.packages {
             let selection = Selection::package(name, spec.machine.arch);
-            let pool = Pool::fetch(cache, &selection, cancel, progress)?;
-            pool.unpack("", &programs, cancel)?;
+            let pool = Pool::fetch(&selection, session)?;
+            pool.unpack("", &programs, session.cancel)?;
         }
         let mut modules = Vec::new();
         if !work.modules.is_empty() {
             let root = folder.path().join(KERNEL);
-            let pool = Pool::fetch(cache, kernel, cancel, progress)?;
+            let pool = Pool::fetch(kernel, session)?;
             for kind in ["linux-image-", "linux-modules-"] {
-                pool.unpack(kind, &root, cancel)?;
+                pool.unpack(kind, &root, session.cancel)?;
             }
             let tree = ModuleFiles::of(&root)?;
             for name in &work.modules {

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use super::images::{self, KVM_MODULES};
 use super::kernel_module::{ModuleFiles, files_below};
 use crate::host::cancel::Cancel;
-use crate::host::progress::Progress;
 use crate::image::archive::{Archive, Contents};
-use crate::image::cache::Cache;
+use crate::image::cache::Session;
 use crate::image::debian::{Pool, Selection};
 use crate::{Error, Result};
 
@@ -28,14 +27,14 @@ impl HostKernel {
     /// # Errors
     ///
     /// When packages cannot be downloaded or lack a file.
-    pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
-        let _lock = cache.lock(cancel, progress)?;
-        let pool = Pool::fetch(cache, &Selection::kernel(RELEASE), cancel, progress)?;
+    pub fn prepare(session: &Session<'_>) -> Result<Self> {
+        let _lock = session.lock()?;
+        let pool = Pool::fetch(&Selection::kernel(RELEASE), session)?;
         let folder = pool.derived(PREFIX, []);
         if !folder.is_dir() {
-            let task = progress.task("unpacking the host's kernel");
+            let task = session.progress.task("unpacking the host's kernel");
             pool.derive(PREFIX, &folder, |scratch, made| {
-                build(&pool, scratch, made, cancel)
+                build(&pool, scratch, made, session.cancel)
             })?;
             task.done();
         }

@@ -15,9 +15,8 @@ use super::elf;
 use super::kernel_module::{ModuleFiles, find_kernel};
 use crate::host::cancel::Cancel;
 use crate::host::files::write_whole;
-use crate::host::progress::Progress;
 use crate::image::archive::{Archive, Contents};
-use crate::image::cache::Cache;
+use crate::image::cache::{Cache, Session};
 use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
@@ -67,25 +66,20 @@ impl Images {
     /// # Errors
     ///
     /// When packages cannot be downloaded or lack a file.
-    pub fn prepare(
-        cache: &Cache,
-        arch: Arch,
-        cancel: &Cancel,
-        progress: &Progress,
-    ) -> Result<Self> {
-        if let Some(images) = Self::ready(cache, arch) {
+    pub fn prepare(arch: Arch, session: &Session<'_>) -> Result<Self> {
+        if let Some(images) = Self::ready(session.cache, arch) {
             return Ok(images);
         }
-        let _lock = cache.lock(cancel, progress)?;
+        let _lock = session.lock()?;
         // Another vpmu may have made them while this one waited.
-        if let Some(images) = Self::ready(cache, arch) {
+        if let Some(images) = Self::ready(session.cache, arch) {
             return Ok(images);
         }
-        let pool = Pool::fetch(cache, &Selection::guests(arch), cancel, progress)?;
-        let task = progress.task("building guest images");
+        let pool = Pool::fetch(&Selection::guests(arch), session)?;
+        let task = session.progress.task("building guest images");
         let folder = pool.derived(PREFIX, [LAYOUT]);
         pool.derive(PREFIX, &folder, |scratch, made| {
-            build(&pool, scratch, made, cancel)
+            build(&pool, scratch, made, session.cancel)
         })?;
         task.done();
         Self::in_folder(folder).ok_or_else(|| pool.missing("the images' list"))

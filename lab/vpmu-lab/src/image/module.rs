@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 
 use super::kernel_module::find_kernel;
 use crate::host::cancel::Cancel;
-use crate::host::progress::Progress;
 use crate::host::tool::{Tool, is_installed};
-use crate::image::cache::Cache;
+use crate::image::cache::Session;
 use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
@@ -141,25 +140,20 @@ impl Modules {
     /// # Errors
     ///
     /// When a compiler is missing, or packages cannot be downloaded.
-    pub fn prepare(
-        kernel: Kernel,
-        cache: &Cache,
-        cancel: &Cancel,
-        progress: &Progress,
-    ) -> Result<Self> {
+    pub fn prepare(kernel: Kernel, session: &Session<'_>) -> Result<Self> {
         Self::check()?;
         let selection = Selection::kernel_with_headers(kernel.release(), Arch::X86_64);
-        let _lock = cache.lock(cancel, progress)?;
-        let pool = Pool::fetch(cache, &selection, cancel, progress)?;
+        let _lock = session.lock()?;
+        let pool = Pool::fetch(&selection, session)?;
         let folder = pool.derived(PREFIX, SOURCES.map(|(_, text)| text));
         let whole = FILES
             .iter()
             .chain([&KERNEL, &PMU, &READER])
             .all(|file| folder.join(file).is_file());
         if !whole {
-            let task = progress.task("building the guest's modules");
+            let task = session.progress.task("building the guest's modules");
             pool.derive(PREFIX, &folder, |scratch, made| {
-                build(&pool, scratch, made, cancel)
+                build(&pool, scratch, made, session.cancel)
             })?;
             task.done();
         }

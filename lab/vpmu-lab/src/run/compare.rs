@@ -36,7 +36,7 @@ pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
         parallel::processors()
     };
     let mut finished = parallel::map(&starting_order(&spec.guests), at_once, |guest| {
-        let task = lab.progress.task(&guest.design.to_string());
+        let task = lab.session.progress.task(&guest.design.to_string());
         let row = run_tries(lab, spec, guest, &task);
         if let Ok(row) = &row {
             task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
@@ -44,7 +44,7 @@ pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
         task.done();
         (guest.design, row)
     });
-    lab.cancel.check()?;
+    lab.session.cancel.check()?;
     let mut comparison = Comparison {
         rows: Vec::new(),
         failures: Vec::new(),
@@ -73,7 +73,7 @@ fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<R
 
 /// Runs one guest and captures its output.
 fn run_one(lab: &Lab<'_>, spec: &Spec, guest: &Guest, phase: u32, task: &Task) -> Result<Row> {
-    lab.cancel.check()?;
+    lab.session.cancel.check()?;
     let output = Captured::default();
     let sink = Sink {
         output: Output::Buffer,

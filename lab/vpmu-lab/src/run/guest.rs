@@ -75,7 +75,7 @@ pub fn run(
     stage: &mut dyn FnMut(Stage),
 ) -> Result<Outcome> {
     let backend = backend::of(&spec.machine, guest);
-    let folder = lab.cache.run_dir()?;
+    let folder = lab.session.cache.run_dir()?;
     let parts = parts(
         lab,
         spec,
@@ -114,7 +114,7 @@ pub fn run(
         &program,
         streams,
         limits,
-        lab.cancel,
+        lab.session.cancel,
         &mut |now| {
             if now == Stage::Command {
                 boot_wall = Some(start.elapsed());

@@ -17,10 +17,8 @@ pub use guest::{check, once_more, run};
 pub use second::SecondOutcome;
 
 use crate::Result;
-use crate::host::cancel::Cancel;
-use crate::host::progress::Progress;
 use crate::host::qemu::Version;
-use crate::image::cache::Cache;
+use crate::image::cache::Session;
 use crate::image::debian::Selection;
 use crate::image::disk::BootDisk;
 use crate::image::extras::Extras;
@@ -41,8 +39,8 @@ const MODULES_KERNEL: Kernel = Kernel::Backports;
 pub struct Lab<'a> {
     /// The version of the QEMU that runs the guests; `None` when this machine's own KVM runs them.
     pub qemu: Option<Version>,
-    /// The folder in which files are kept.
-    pub cache: &'a Cache,
+    /// What everything works with.
+    pub session: Session<'a>,
     /// Images of Debian packages; `None` when they are not needed.
     pub images: Option<Images>,
     /// This project's modules for guests, with their kernel; `None` when no guest has one.
@@ -53,10 +51,6 @@ pub struct Lab<'a> {
     pub extras: Option<Extras>,
     /// The disk that guests boot from; `None` when the lab loads their kernel.
     pub disk: Option<BootDisk>,
-    /// The user's wish to stop.
-    pub cancel: &'a Cancel,
-    /// The display of progress for the user.
-    pub progress: &'a Progress,
 }
 
 impl<'a> Lab<'a> {
@@ -65,43 +59,34 @@ impl<'a> Lab<'a> {
     /// # Errors
     ///
     /// When packages cannot be downloaded or lack something, or QEMU is missing.
-    pub fn prepare(
-        spec: &Spec,
-        cache: &'a Cache,
-        cancel: &'a Cancel,
-        progress: &'a Progress,
-    ) -> Result<Self> {
+    pub fn prepare(spec: &Spec, session: Session<'a>) -> Result<Self> {
         let images = spec
             .needs_images()
-            .then(|| Images::prepare(cache, spec.machine.arch, cancel, progress))
+            .then(|| Images::prepare(spec.machine.arch, &session))
             .transpose()?;
         let modules = spec
             .needs_modules()
-            .then(|| Modules::prepare(MODULES_KERNEL, cache, cancel, progress))
+            .then(|| Modules::prepare(MODULES_KERNEL, &session))
             .transpose()?;
         let host_kernel = spec
             .needs_newest_kernel()
-            .then(|| HostKernel::prepare(cache, cancel, progress))
+            .then(|| HostKernel::prepare(&session))
             .transpose()?;
         let disk = (spec.disk.as_ref().zip(images.as_ref()))
-            .map(|(disk, images)| BootDisk::prepare(disk, images, cache, cancel, progress))
+            .map(|(disk, images)| BootDisk::prepare(disk, images, &session))
             .transpose()?;
         let extras = match &spec.payload {
-            Payload::Command(work) => {
-                Extras::prepare(spec, work, &kernel_of(spec), cache, cancel, progress)?
-            }
+            Payload::Command(work) => Extras::prepare(spec, work, &kernel_of(spec), &session)?,
             Payload::Kernel { .. } | Payload::Disk => None,
         };
         Ok(Self {
             qemu: spec.qemu()?,
-            cache,
+            session,
             images,
             modules,
             host_kernel,
             extras,
             disk,
-            cancel,
-            progress,
         })
     }
 }

@@ -135,12 +135,7 @@ impl fmt::Display for Cell {
 }
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
-    let module = Modules::prepare(
-        Kernel::Bookworm,
-        context.cache,
-        context.cancel,
-        context.progress,
-    )?;
+    let module = Modules::prepare(Kernel::Bookworm, &context.session)?;
     let cells: Vec<Cell> = (0..BOOTS.len())
         .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
         .collect();
@@ -190,7 +185,7 @@ fn boot(context: &Context<'_>, module: &Modules, cell: Cell) -> Result<Measured>
     request.machine.vcpus = 2;
     request.machine.memory = 512;
     let design = Design::from(Pmu::Emulated);
-    let task = context.progress.task(&cell.to_string());
+    let task = context.session.progress.task(&cell.to_string());
     let rows = context.compare_as(request, &cell.to_string(), &[design], &script(cell))?;
     task.done();
     measured(cell, &rows[0].run, &rows[0].output).ok_or_else(|| rows[0].failed())

@@ -19,7 +19,7 @@ use crate::host::digest;
 use crate::host::files::write_whole;
 use crate::host::progress::Progress;
 use crate::host::tool::Tool;
-use crate::image::cache::Cache;
+use crate::image::cache::{Cache, Session};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 use apt::{Apt, Package};
@@ -196,12 +196,12 @@ impl Pool {
     /// # Errors
     ///
     /// When apt is missing or fails, or a file differs from the index.
-    pub fn fetch(
-        cache: &Cache,
-        selection: &Selection,
-        cancel: &Cancel,
-        progress: &Progress,
-    ) -> Result<Self> {
+    pub fn fetch(selection: &Selection, session: &Session<'_>) -> Result<Self> {
+        let &Session {
+            cache,
+            cancel,
+            progress,
+        } = session;
         if let Some(pool) = Self::fetched(cache, selection) {
             return Ok(pool);
         }
