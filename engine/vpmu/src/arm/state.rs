@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::{MAX_EVENT_COUNTERS, PmuVersion};
+use super::{MAX_EVENT_COUNTERS, PmuVersion, Register};
 
 /// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs
 /// with equal states are the same to their guests. The emulated and the partitioned design share
@@ -61,6 +61,39 @@ impl PmuState {
             pmevcntr: [0; MAX_EVENT_COUNTERS as usize],
             pmevtyper: [0; MAX_EVENT_COUNTERS as usize],
         }
+    }
+
+    /// Returns what a register sets or clears bits of, and whether it sets them; `None`: the register is another.
+    pub(super) const fn bits(&mut self, register: Register) -> Option<(&mut u64, bool)> {
+        Some(match register {
+            Register::PmcntenSet => (&mut self.pmcnten, true),
+            Register::PmcntenClr => (&mut self.pmcnten, false),
+            Register::PmintenSet => (&mut self.pminten, true),
+            Register::PmintenClr => (&mut self.pminten, false),
+            Register::PmovsSet => (&mut self.pmovs, true),
+            Register::PmovsClr => (&mut self.pmovs, false),
+            _ => return None,
+        })
+    }
+
+    /// Refuses a state of another layout, or of another PMU than this.
+    pub(super) fn check(&self, version: PmuVersion, counters: u8) -> Result<(), RestoreError> {
+        if self.layout != Self::LAYOUT {
+            return Err(RestoreError::Layout { saved: self.layout });
+        }
+        if self.version != version {
+            return Err(RestoreError::Version {
+                saved: self.version,
+                offered: version,
+            });
+        }
+        if self.counters() != counters {
+            return Err(RestoreError::Counters {
+                saved: self.counters(),
+                offered: counters,
+            });
+        }
+        Ok(())
     }
 
     /// Makes this the state that [`reset`](Self::reset) returns.

@@ -338,16 +338,9 @@ pub(crate) trait Model {
 
     /// Counters that the host could not back for a reason that may pass get a new chance.
     fn ask_again(&mut self) {
-        let mut again = CounterSet::EMPTY;
-        for n in self.implemented() - self.bank().countable {
-            if matches!(
-                self.bank().counters[n].lost,
-                Some(Lost::Busy | Lost::Failed)
-            ) {
-                again.insert(n);
-            }
-        }
-        self.reclassify(again);
+        let denied = self.implemented() - self.bank().countable;
+        let lost = |n| self.bank().counters[n].lost;
+        self.reclassify(denied.filter(|n| matches!(lost(n), Some(Lost::Busy | Lost::Failed))));
     }
 
     /// The vCPU starts to run.

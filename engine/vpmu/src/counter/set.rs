@@ -134,6 +134,14 @@ impl CounterSet {
         }
     }
 
+    /// Returns the members that `keep` accepts.
+    pub(crate) fn filter(mut self, keep: impl Fn(Counter) -> bool) -> Self {
+        for n in self {
+            self.put(n, keep(n));
+        }
+        self
+    }
+
     /// Removes `counter`.
     pub const fn remove(&mut self, counter: Counter) {
         self.0 &= !Self::of(counter).0;

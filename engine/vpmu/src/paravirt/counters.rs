@@ -60,7 +60,7 @@ impl Model for Device {
             return None;
         }
         let distance = wish.next.wrapping_sub(self.bank.counters[n].value);
-        NonZeroU64::new(self.samples.due(n, distance))
+        NonZeroU64::new(self.samples.sampling.due(n, distance))
     }
 
     fn advance(&mut self, n: Counter, events: u64) -> bool {
@@ -82,7 +82,7 @@ impl Model for Device {
         wish.next = wish.next.wrapping_add(period.wrapping_mul(periods));
         if sampled.is_some() {
             // The host's samples tell of these.
-            self.samples.pass(n, periods);
+            self.samples.sampling.pass(n, periods);
             return true;
         }
         wish.overflows = wish.overflows.wrapping_add(periods);
@@ -108,13 +108,7 @@ impl Device {
 
     /// Counters whose host events are to report.
     pub(super) fn reporting(&self) -> CounterSet {
-        let mut reporting = CounterSet::EMPTY;
-        for n in self.wanted {
-            if self.wishes[n].interrupts() {
-                reporting.insert(n);
-            }
-        }
-        reporting
+        self.wanted.filter(|n| self.wishes[n].interrupts())
     }
 
     /// Finds out what the shortest period is, now that other counters report.

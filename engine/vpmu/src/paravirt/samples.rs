@@ -45,16 +45,6 @@ impl Samples {
         sampled.then(|| self.sampling.period(n).max(1))
     }
 
-    /// Returns in how many events a report of `n` is due, whose next overflow comes after `distance`.
-    pub(super) fn due(&self, n: Counter, distance: u64) -> u64 {
-        self.sampling.due(n, distance)
-    }
-
-    /// Notes that `periods` of `n` are over.
-    pub(super) fn pass(&mut self, n: Counter, periods: u64) {
-        self.sampling.pass(n, periods);
-    }
-
     /// Notes that `n` has overflowed, and is to be sampled.
     pub(super) const fn want(&mut self, n: Counter) {
         if self.buffer != 0 {

@@ -12,15 +12,15 @@ use super::registers::{Control, Counted, Registers};
 use super::status::Freeze;
 use super::{CounterConfig, EventFilter, lbr, pebs, status};
 use crate::counter::{
-    Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model, Policy, Slots, Statistics,
+    Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model, Policy, Slots,
 };
 
 /// The counters of one PMU. What they do is in their [`Control`]s, as the registers said when these were last
 /// [`adopted`](Self::adopt): registers that were written since do not change what is counted before.
 #[derive(Clone, Debug)]
 pub(super) struct Counters<V> {
-    bank: Bank<CounterConfig, V>,
-    filter: EventFilter,
+    pub(super) bank: Bank<CounterConfig, V>,
+    pub(super) filter: EventFilter,
     controls: Slots<Control>,
     /// The global control and status registers, and the PMI.
     pub(super) global: Global,
@@ -30,12 +30,12 @@ pub(super) struct Counters<V> {
     pub(super) lbr: Option<lbr::Unit>,
 
     // What the controls say, as sets.
-    /// Counters that the guest has switched on by their own controls.
-    switched_on: CounterSet,
+    /// Counters that the guest has switched on by their own controls, whatever the global registers say.
+    pub(super) switched_on: CounterSet,
     /// Counters that ask for an interrupt.
-    interrupting: CounterSet,
+    pub(super) interrupting: CounterSet,
     /// Counters that ask for a PEBS record, and so for no interrupt of their own.
-    recording: CounterSet,
+    pub(super) recording: CounterSet,
 }
 
 impl<V: Events> Counters<V> {
@@ -95,14 +95,7 @@ impl<V: Events> Counters<V> {
         for n in self.bank.existing {
             self.bank.counters[n].value = counted.values[n];
         }
-        let &Counted {
-            gate,
-            overflowed,
-            status,
-            pmi_due,
-            ..
-        } = counted;
-        self.global.restore(gate, overflowed, status, pmi_due);
+        self.global.restore(counted);
         // The branches that were waited for would have been those of the machine before.
         if let Some(lbr) = &mut self.lbr {
             lbr.forget_delayed();
@@ -121,36 +114,8 @@ impl<V: Events> Counters<V> {
         self.recording.put(n, control.records);
     }
 
-    /// Returns how often the host was called, and what it could not do.
-    pub(super) const fn statistics(&self) -> Statistics {
-        self.bank.hosted.statistics()
-    }
-
-    /// Returns the observer given at the beginning.
-    pub(super) const fn events(&mut self) -> &mut V {
-        &mut self.bank.observer
-    }
-
-    pub(super) fn set_filter(&mut self, filter: EventFilter) {
-        // Counters are classified anew by the caller: what was counted stays counted.
-        self.filter = filter;
-    }
-
     pub(super) fn control(&self, n: Counter) -> &Control {
         &self.controls[n]
-    }
-
-    /// Counters that the guest has switched on by their own controls, whatever the global registers say.
-    pub(super) const fn switched_on(&self) -> CounterSet {
-        self.switched_on
-    }
-
-    pub(super) const fn interrupting(&self) -> CounterSet {
-        self.interrupting
-    }
-
-    pub(super) const fn recording(&self) -> CounterSet {
-        self.recording
     }
 
     /// Counters whose overflow somebody waits for.
@@ -299,17 +264,11 @@ impl Global {
     }
 
     /// Continues from what a guest could see. What freezes is the registers' to say.
-    pub(super) const fn restore(
-        &mut self,
-        gate: CounterSet,
-        overflowed: CounterSet,
-        status: u64,
-        pmi_due: bool,
-    ) {
-        self.gate = gate;
-        self.overflowed = overflowed;
-        self.status = status;
-        self.pmi_due = pmi_due;
+    const fn restore(&mut self, counted: &Counted) {
+        self.gate = counted.gate;
+        self.overflowed = counted.overflowed;
+        self.status = counted.status;
+        self.pmi_due = counted.pmi_due;
     }
 
     /// Counters that the global registers let count.

@@ -173,7 +173,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             Effect::Gate(gate) => {
                 let before = self.counters.global.open();
                 let changed = (gate - before) | (before - gate);
-                let concerned = changed & self.counters.switched_on();
+                let concerned = changed & self.counters.switched_on;
                 self.counters.bank_mut().hosted.touch(concerned, host);
                 self.counters.global.gate = gate;
             }
@@ -192,7 +192,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             }
             Effect::Freezing => {
                 // What overflowed before the guest wanted it to freeze does not freeze.
-                self.counters.settle(self.counters.interrupting(), host);
+                self.counters.settle(self.counters.interrupting, host);
                 self.adopt_freezing();
             }
             Effect::RecordGroups => {
@@ -281,7 +281,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     fn read_status<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> u64 {
         // A counter whose bit is set already cannot change anything, unless it has another one set.
         let clear = (self.counters.implemented() - self.counters.global.overflowed())
-            | self.counters.recording();
+            | self.counters.recording;
         self.counters.settle_doubtful(clear, host);
         self.counters.apply(host);
         self.registers

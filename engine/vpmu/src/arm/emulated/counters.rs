@@ -129,13 +129,8 @@ impl<V: Events> EmulatedPmu<V> {
 
     /// Settles the counters whose overflows are counted by another one.
     pub(super) fn settle_carries<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        let mut even = CounterSet::EMPTY;
-        for n in self.unsettled() {
-            if self.carries_to(n).is_some() {
-                even.insert(n);
-            }
-        }
-        self.settle(even, host);
+        let carrying = self.unsettled().filter(|n| self.carries_to(n).is_some());
+        self.settle(carrying, host);
     }
 
     /// Makes the overflow bits right. A counter whose bit is set already cannot change anything.

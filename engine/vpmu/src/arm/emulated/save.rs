@@ -102,23 +102,7 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
-        if state.layout != PmuState::LAYOUT {
-            return Err(RestoreError::Layout {
-                saved: state.layout,
-            });
-        }
-        if state.version != self.config.version {
-            return Err(RestoreError::Version {
-                saved: state.version,
-                offered: self.config.version,
-            });
-        }
-        if state.counters() != self.config.counters {
-            return Err(RestoreError::Counters {
-                saved: state.counters(),
-                offered: self.config.counters,
-            });
-        }
+        state.check(self.config.version, self.config.counters)?;
         // A guest may go on on a CPU of another implementer: these two fields say who made the PMU, not what it has.
         let identity = 0xffff << pmcr::IDENTITY_SHIFT;
         let sets = self.implemented().bits().into();

@@ -6,7 +6,6 @@ use super::traps::{TrapRegisters, fine_bit, mdcr};
 use super::{Features, Isolation, PlanError};
 use crate::arm::{
     CPU_CYCLES, CYCLE_COUNTER, EventFilter, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper, Register,
-    pmuserenr,
 };
 use crate::counter::CounterSet;
 
@@ -211,10 +210,7 @@ impl Plan {
         let mut plan = Self {
             config: *config,
             unguarded,
-            everything: false,
-            lists_denied: false,
-            traps: TrapRegisters::default(),
-            filtered_at_exit: CounterSet::EMPTY,
+            ..Self::BLANK
         };
         plan.lists_denied = plan.events() != config.events;
         plan.set_traps();
@@ -277,21 +273,22 @@ impl Plan {
     }
 
     fn set_traps(&mut self) {
-        let needed = |write| {
-            Register::all()
-                .filter(|&register| self.needs_trap(register, write).is_some())
-                .fold(0, |bits, register| bits | fine_bit(register))
-        };
-        let (reads, writes) = (needed(false), needed(true));
-        self.traps.mdcr_el2 = self.mdcr_el2();
+        let needed = |register, write| self.needs_trap(register, write).is_some();
         // Where everything traps, TPM says so in one bit, and no fine-grained trap has to be believed.
-        if self.config.features.fgt && !self.is_distrusted() {
-            self.traps.hdfgrtr_el2 = reads;
-            self.traps.hdfgwtr_el2 = writes;
-        } else if reads | writes != 0 {
-            self.everything = true;
-            self.traps.mdcr_el2 |= mdcr::TPM | mdcr::TPMCR;
-        }
+        let any = || Register::all().any(|r| needed(r, false) || needed(r, true));
+        self.traps = match self.trap_just(needed) {
+            Some(traps) => traps,
+            None => {
+                self.everything = any();
+                match self.everything {
+                    true => self.trap_all(),
+                    false => TrapRegisters {
+                        mdcr_el2: self.mdcr_el2(),
+                        ..TrapRegisters::default()
+                    },
+                }
+            }
+        };
     }
 
     /// MDCR_EL2 without traps. HPMFZO, HPMFZS and MTPME stay zero: host counters do not freeze, and
@@ -470,17 +467,6 @@ impl Plan {
         self.filtered_at_exit.bits() >> counter & 1 == 0
             && !self.hides_events()
             && self.is_trapped(Register::Pmccfiltr, true).is_none()
-    }
-
-    /// What goes into the hardware's PMUSERENR_EL0, likewise. Where all traps, the engine itself
-    /// checks the guest's permissions: QEMU up to at least 10.0 asks MDCR_EL2.TPM about an access
-    /// of EL0 only where EN, not where ER, CR or SW permits it.
-    pub(super) fn pmuserenr(&self, written: u64, everything_traps: bool) -> u64 {
-        match written & pmuserenr::MASK {
-            0 => 0,
-            _ if everything_traps => pmuserenr::EN,
-            permissions => permissions,
-        }
     }
 
     fn allowed(&self, kept: RawPmevtyper, event: u16) -> u64 {

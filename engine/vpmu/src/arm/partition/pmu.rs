@@ -157,33 +157,19 @@ impl PartitionedPmu {
         Outcome::Value(match register {
             // At EL2, N reads as the CPU's number of counters, whatever HPMN is.
             Register::Pmcr => regs.read(register) & !pmcr::N_MASK | self.state.pmcr & pmcr::N_MASK,
-            Register::PmcntenSet
-            | Register::PmcntenClr
-            | Register::PmintenSet
-            | Register::PmintenClr
-            | Register::PmovsSet
-            | Register::PmovsClr => {
-                // At EL2 the hardware shows the host's bits, too.
-                let taken = self.bits(register).map_or(0, |bits| *bits) & self.taken();
-                regs.read(register) & self.guest() | taken
+            Register::Pmevcntr(n) if n >= self.plan.hpmn() => nth(&self.state.pmevcntr, n),
+            Register::Pmevtyper(n) if self.plan.hides_events() || n >= self.plan.hpmn() => {
+                nth(&self.state.pmevtyper, n)
             }
-            Register::Pmevcntr(n) if n >= self.plan.hpmn() => self
-                .state
-                .pmevcntr
-                .get(usize::from(n))
-                .copied()
-                .unwrap_or(0),
-            Register::Pmevtyper(n) if self.plan.hides_events() || n >= self.plan.hpmn() => self
-                .state
-                .pmevtyper
-                .get(usize::from(n))
-                .copied()
-                .unwrap_or(0),
             Register::Pmccfiltr if self.plan.hides_events() => self.state.pmccfiltr,
             Register::Pmuserenr if self.traps_everything() => self.state.pmuserenr,
             Register::Pmceid0 => self.plan.events()[0],
             Register::Pmceid1 => self.plan.events()[1],
-            _ => regs.read(register),
+            _ => match self.state.bits(register) {
+                // At EL2 the hardware shows the host's bits, too.
+                Some((&mut bits, _)) => regs.read(register) & self.guest() | bits & self.taken(),
+                None => regs.read(register),
+            },
         })
     }
 
@@ -206,15 +192,6 @@ impl PartitionedPmu {
         };
         match register {
             Register::Pmcr => self.write_pmcr(value, regs),
-            Register::PmcntenSet
-            | Register::PmcntenClr
-            | Register::PmintenSet
-            | Register::PmintenClr
-            | Register::PmovsSet
-            | Register::PmovsClr => {
-                self.write_taken(register, value);
-                regs.write(register, value & self.guest());
-            }
             Register::Pmevcntr(n) if n >= self.plan.hpmn() => {
                 let value = value & self.plan.version().counter_mask();
                 if let Some(kept) = self.state.pmevcntr.get_mut(usize::from(n)) {
@@ -241,7 +218,21 @@ impl PartitionedPmu {
                 regs.write(register, physical);
             }
             Register::Pmswinc => swinc::increment(&self.plan, value, el, regs),
-            _ => regs.write(register, value),
+            _ => {
+                let (guest, taken) = (self.guest(), self.taken());
+                let written = match self.state.bits(register) {
+                    // The counters that are not in the hardware have theirs here.
+                    Some((bits, sets)) => {
+                        *bits = match sets {
+                            true => *bits | value & taken,
+                            false => *bits & !(value & taken),
+                        };
+                        value & guest
+                    }
+                    None => value,
+                };
+                regs.write(register, written);
+            }
         }
         Outcome::Done
     }
@@ -362,32 +353,14 @@ impl PartitionedPmu {
         self.plan.traps_everything() || self.taken() != 0
     }
 
-    /// What goes into the hardware's PMUSERENR_EL0 for what the guest wrote.
+    /// What goes into the hardware's PMUSERENR_EL0 for what the guest wrote. Where all traps, the engine itself
+    /// checks the guest's permissions: QEMU up to at least 10.0 asks MDCR_EL2.TPM about an access
+    /// of EL0 only where EN, not where ER, CR or SW permits it.
     pub(super) fn pmuserenr(&self, written: u64) -> u64 {
-        self.plan.pmuserenr(written, self.traps_everything())
-    }
-
-    /// The saved bits behind a set/clear register.
-    const fn bits(&self, register: Register) -> Option<&u64> {
-        match register {
-            Register::PmcntenSet | Register::PmcntenClr => Some(&self.state.pmcnten),
-            Register::PmintenSet | Register::PmintenClr => Some(&self.state.pminten),
-            Register::PmovsSet | Register::PmovsClr => Some(&self.state.pmovs),
-            _ => None,
-        }
-    }
-
-    /// Performs a write of a set/clear register on the counters that are not in the hardware.
-    fn write_taken(&mut self, register: Register, value: u64) {
-        let value = value & self.taken();
-        match register {
-            Register::PmcntenSet => self.state.pmcnten |= value,
-            Register::PmcntenClr => self.state.pmcnten &= !value,
-            Register::PmintenSet => self.state.pminten |= value,
-            Register::PmintenClr => self.state.pminten &= !value,
-            Register::PmovsSet => self.state.pmovs |= value,
-            Register::PmovsClr => self.state.pmovs &= !value,
-            _ => {}
+        match written & pmuserenr::MASK {
+            0 => 0,
+            _ if self.traps_everything() => pmuserenr::EN,
+            permissions => permissions,
         }
     }
 
@@ -453,4 +426,10 @@ impl PartitionedPmu {
 
 pub(super) const fn line(state: &PmuState) -> bool {
     state.pmcr & pmcr::E != 0 && state.pmovs & state.pminten != 0
+}
+
+/// A counter's saved register; 0: there is no such counter.
+fn nth(registers: &[u64], counter: u8) -> u64 {
+    let register = registers.get(usize::from(counter));
+    register.copied().unwrap_or_default()
 }

@@ -170,12 +170,6 @@ pub fn probe<C: ProbedCpu>(
     findings
 }
 
-/// What of the PMU the host owns, as a digest: which counters are enabled, have their interrupt enabled, have overflowed, and
-/// have overflowed after one more increment; their values and types after that.
-// Not the registers themselves: the probe runs on a hypervisor's stack.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct HostPart(u64);
-
 /// FNV-1a over words. Two parts that differ in one register have different digests.
 const fn digest(before: u64, word: u64) -> u64 {
     (before ^ word).wrapping_mul(0x100_0000_01b3)
@@ -185,15 +179,6 @@ struct Probe<'a, C> {
     cpu: &'a mut C,
     implemented: u8,
     host: CounterSet,
-}
-
-/// One instruction of an attack, and the value of PMSELR_EL0 it needs.
-#[derive(Clone, Copy)]
-struct Attack {
-    from: Attacker,
-    selection: u8,
-    register: Register,
-    write: Option<u64>,
 }
 
 /// What is written: nothing set, everything set, and a PMCR_EL0 that changes where counters overflow
@@ -242,35 +227,20 @@ impl<C: ProbedCpu> Probe<'_, C> {
             };
             for selection in indices {
                 for write in iter::once(None).chain(VALUES.map(Some)) {
-                    let attack = Attack {
-                        from,
-                        selection,
-                        register,
-                        write,
-                    };
-                    if self.succeeds(attack, hpmn, enabled, &untouched) {
+                    if !register.is_accessible(write.is_some()) {
+                        continue;
+                    }
+                    self.program(hpmn, enabled);
+                    self.cpu.write(Register::Pmselr, selection.into());
+                    let value = self.cpu.attack(from, register, write);
+                    // A read is checked twice: it may show something, and it may change something.
+                    let shown = write.is_none() && self.shows(register, value);
+                    if shown || self.host_part() != untouched {
                         seen.insert(register, write.is_some());
                     }
                 }
             }
         }
-    }
-
-    fn succeeds(&mut self, attack: Attack, hpmn: u8, enabled: bool, untouched: &HostPart) -> bool {
-        let Attack {
-            from,
-            selection,
-            register,
-            write,
-        } = attack;
-        if !register.is_accessible(write.is_some()) {
-            return false;
-        }
-        self.program(hpmn, enabled);
-        self.cpu.write(Register::Pmselr, selection.into());
-        let value = self.cpu.attack(from, register, write);
-        // A read is checked twice: it may show something, and it may change something.
-        write.is_none() && self.shows(register, value) || self.host_part() != *untouched
     }
 
     /// Whether a value read below EL2 shows a host's counter. All of the guest's hold zero.
@@ -314,9 +284,11 @@ impl<C: ProbedCpu> Probe<'_, C> {
         self.cpu.write(Register::Pmcr, pmcr::E | pmcr::LC);
     }
 
-    /// Reads the host's part. An increment shows whether its counters still count, and where
-    /// they overflow.
-    fn host_part(&mut self) -> HostPart {
+    /// Returns what of the PMU the host owns, as a digest: which counters are enabled, have their interrupt enabled, have
+    /// overflowed, and have overflowed after one more increment; their values and types after that. The increment shows
+    /// whether its counters still count, and where they overflow.
+    // Not the registers themselves: the probe runs on a hypervisor's stack.
+    fn host_part(&mut self) -> u64 {
         let host = u64::from(self.host.bits());
         let mut part = 0;
         for register in [
@@ -332,7 +304,7 @@ impl<C: ProbedCpu> Probe<'_, C> {
             part = digest(part, self.cpu.read(Register::Pmevcntr(n)));
             part = digest(part, self.cpu.read(Register::Pmevtyper(n)));
         }
-        HostPart(part)
+        part
     }
 }
 

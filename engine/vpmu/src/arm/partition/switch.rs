@@ -153,23 +153,7 @@ impl PartitionedPmu {
     }
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
-        if state.layout != PmuState::LAYOUT {
-            return Err(RestoreError::Layout {
-                saved: state.layout,
-            });
-        }
-        if state.version != self.plan.version() {
-            return Err(RestoreError::Version {
-                saved: state.version,
-                offered: self.plan.version(),
-            });
-        }
-        if state.counters() != self.state.counters() {
-            return Err(RestoreError::Counters {
-                saved: state.counters(),
-                offered: self.state.counters(),
-            });
-        }
+        state.check(self.plan.version(), self.state.counters())?;
         let sets = [
             (Register::PmcntenSet, state.pmcnten),
             (Register::PmintenSet, state.pminten),

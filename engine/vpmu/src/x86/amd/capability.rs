@@ -97,20 +97,20 @@ impl Capability {
 
     /// Returns CPUID leaf 8000_0022H: PerfMonV2, the LBR stack, and their numbers. All zero for an earlier interface.
     pub const fn leaf_8000_0022(&self) -> CpuidLeaf {
-        let (eax, ebx) = match self.interface {
-            Interface::Legacy | Interface::Core => (0, 0),
-            Interface::V2 => (1, self.count() as u32),
-        };
-        let (lbr_eax, lbr_ebx) = match self.offered_lbr() {
-            Some(_) => (
-                lbr::amd::Capability::LEAF_8000_0022_EAX,
-                lbr::amd::Capability::LEAF_8000_0022_EBX,
+        const PERF_MON_V2: u32 = 1;
+        const LBR_STACK_AND_PMC_FREEZE: u32 = 0b110;
+        let counters = self.count() as u32;
+        let (eax, ebx) = match (self.interface, self.offered_lbr()) {
+            (Interface::Legacy | Interface::Core, _) => (0, 0),
+            (Interface::V2, None) => (PERF_MON_V2, counters),
+            (Interface::V2, Some(_)) => (
+                PERF_MON_V2 | LBR_STACK_AND_PMC_FREEZE,
+                counters | (lbr::amd::DEPTH as u32) << 4,
             ),
-            None => (0, 0),
         };
         CpuidLeaf {
-            eax: eax | lbr_eax,
-            ebx: ebx | lbr_ebx,
+            eax,
+            ebx,
             ecx: 0,
             edx: 0,
         }

@@ -64,13 +64,10 @@ impl<V: Events> Counters<V> {
         &mut self,
         host: &mut H,
     ) {
-        let mut unfit = CounterSet::EMPTY;
-        for n in self.sampled() {
-            // A counter that stands still has no samples. Linux takes IA32_PEBS_ENABLE away and gives it back at each
-            // switch of tasks.
-            let fits = self.recording.contains(n) || !self.enabled().contains(n);
-            unfit.put(n, !fits || self.record_groups(n) != 0);
-        }
+        // A counter that stands still has no samples. Linux takes IA32_PEBS_ENABLE away and gives it back at each switch of
+        // tasks.
+        let fits = |n| self.recording.contains(n) || !self.enabled().contains(n);
+        let unfit = (self.sampled()).filter(|n| !fits(n) || self.record_groups(n) != 0);
         self.end_sampling(unfit, host);
     }
 

@@ -66,14 +66,6 @@ pub struct Capability {
     pub other_debugctl: u64,
 }
 
-impl Capability {
-    /// The bits of CPUID.8000_0022H:EAX that say what is there: LbrStack, LbrAndPmcFreeze.
-    pub(in crate::x86) const LEAF_8000_0022_EAX: u32 = 0b110;
-
-    /// The size of the stack in CPUID.8000_0022H:EBX.
-    pub(in crate::x86) const LEAF_8000_0022_EBX: u32 = (DEPTH as u32) << 4;
-}
-
 /// A register that controls the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Control {

@@ -4,6 +4,7 @@ use core::mem;
 
 use super::{Branch, Filter, Kind, Stack, Statistics, amd, intel};
 use crate::counter::{Counter, CounterSet, count};
+use crate::x86::Outcome;
 use crate::x86::status::Freeze;
 
 /// A vendor's registers, without the stack.
@@ -29,17 +30,6 @@ pub struct Unit {
     /// Counters whose PEBS record waits for the same.
     records_delayed: CounterSet,
     statistics: Statistics,
-}
-
-/// How an access ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::x86) enum Access {
-    /// The address is none of this unit's.
-    NotHandled,
-    /// #GP: nothing has changed.
-    Refused,
-    /// The value that was read; for a write it has no meaning.
-    Done(u64),
 }
 
 impl Unit {
@@ -84,28 +74,28 @@ impl Unit {
     }
 
     /// RDMSR of `address`.
-    pub(in crate::x86) fn read(&self, address: u32) -> Access {
+    pub(in crate::x86) fn read(&self, address: u32) -> Outcome {
         let value = match &self.registers {
             Registers::Intel(registers) => match intel::Msr::decode(address) {
-                None => return Access::NotHandled,
+                None => return Outcome::NotHandled,
                 Some(intel::Msr::Depth) => Some(self.stack.depth().into()),
                 Some(intel::Msr::Control) => Some(registers.control()),
                 Some(intel::Msr::Record(field, n)) => self.stack.field(field, n),
             },
             Registers::Amd(registers) => match amd::Msr::decode(address) {
-                None => return Access::NotHandled,
+                None => return Outcome::NotHandled,
                 Some(amd::Msr::Record(field, n)) => self.stack.field(field, n),
                 Some(amd::Msr::Control(control)) => Some(registers.control(control)),
             },
         };
-        value.map_or(Access::Refused, Access::Done)
+        value.map_or(Outcome::GeneralProtection, Outcome::Value)
     }
 
     /// WRMSR of `address`.
-    pub(in crate::x86) fn write(&mut self, address: u32, value: u64) -> Access {
+    pub(in crate::x86) fn write(&mut self, address: u32, value: u64) -> Outcome {
         let written = match &mut self.registers {
             Registers::Intel(registers) => match intel::Msr::decode(address) {
-                None => return Access::NotHandled,
+                None => return Outcome::NotHandled,
                 Some(intel::Msr::Depth) => match registers.capability().depth(value) {
                     // The write clears every record, also where the depth stays as it is (SDM vol. 3B, 19.1.2): so
                     // Linux empties the stack.
@@ -123,14 +113,14 @@ impl Unit {
             },
             // Linux clears AMD's records one by one.
             Registers::Amd(registers) => match amd::Msr::decode(address) {
-                None => return Access::NotHandled,
+                None => return Outcome::NotHandled,
                 Some(amd::Msr::Record(field, n)) => self.stack.set_field(field, n, value),
                 Some(amd::Msr::Control(control)) => registers.set_control(control, value),
             },
         };
         match written {
-            Some(()) => Access::Done(0),
-            None => Access::Refused,
+            Some(()) => Outcome::Done,
+            None => Outcome::GeneralProtection,
         }
     }
 

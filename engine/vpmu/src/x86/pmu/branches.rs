@@ -78,12 +78,10 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         let Some(lbr) = &self.counters.lbr else {
             return Outcome::NotHandled;
         };
-        let outcome = match lbr.read(address) {
-            lbr::Access::NotHandled => return Outcome::NotHandled,
-            lbr::Access::Refused => Outcome::GeneralProtection,
-            lbr::Access::Done(value) => Outcome::Value(value),
-        };
-        self.end_delay(host);
+        let outcome = lbr.read(address);
+        if outcome != Outcome::NotHandled {
+            self.end_delay(host);
+        }
         outcome
     }
 
@@ -94,7 +92,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         value: u64,
         host: &mut H,
     ) -> Outcome {
-        let is_own = |lbr: &lbr::Unit| lbr.read(address) != lbr::Access::NotHandled;
+        let is_own = |lbr: &lbr::Unit| lbr.read(address) != Outcome::NotHandled;
         if !self.counters.lbr.as_ref().is_some_and(is_own) {
             return Outcome::NotHandled;
         }
@@ -104,16 +102,12 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             return Outcome::NotHandled;
         };
         let freezing = lbr.freezing();
-        let outcome = match lbr.write(address, value) {
-            lbr::Access::NotHandled => return Outcome::NotHandled,
-            lbr::Access::Refused => Outcome::GeneralProtection,
-            lbr::Access::Done(_) => Outcome::Done,
-        };
+        let outcome = lbr.write(address, value);
         // Settling reads counters, which costs calls of the host: only where it matters.
         let changes = freezing != lbr.freezing();
         if changes {
             // What overflowed before the guest wanted it to freeze does not freeze.
-            self.counters.settle(self.counters.interrupting(), host);
+            self.counters.settle(self.counters.interrupting, host);
             self.adopt_freezing();
         }
         self.end_access(host);

@@ -1,9 +1,7 @@
 //! What happens to a PMU beside the accesses of its guest: its vCPU runs and stops, is reset, saved and restored.
 
 use super::{Pmu, Registers};
-use crate::counter::{
-    Counter, CounterHost, CounterSet, CounterState, Events, Model, Report, Statistics,
-};
+use crate::counter::{Counter, CounterHost, CounterState, Events, Model, Report, Statistics};
 use crate::x86::{ArchEvent, CounterConfig, EventFilter, RestoreError, Ring, pebs};
 
 impl<R: Registers, V: Events> Pmu<R, V> {
@@ -36,18 +34,15 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) -> bool {
         self.settle_acting(host);
-        let mut concerned = CounterSet::EMPTY;
         // A counter that the filter denies counts nothing, emulated or not.
-        for n in self.counters.enabled() & self.counters.bank().countable {
+        let counting = self.counters.enabled() & self.counters.bank.countable;
+        let concerned = counting.filter(|n| {
             let config = self.counters.event(n);
-            let same = config.architectural() == Some(event) && config.counts_in(ring);
-            if same
-                && self.counters.bank().counters[n].lost.is_none()
+            config.architectural() == Some(event)
+                && config.counts_in(ring)
+                && self.counters.bank.counters[n].lost.is_none()
                 && self.counters.unsupported(n).is_none()
-            {
-                concerned.insert(n);
-            }
-        }
+        });
         if !concerned.is_empty() {
             // Only a counter whose report must move has to be read for it.
             self.counters
@@ -116,7 +111,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Changes which events the guest may count, from now on: what was counted stays counted.
     pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
         self.settle_acting(host);
-        self.counters.set_filter(filter);
+        self.counters.filter = filter;
         self.adopt_all();
         self.counters.apply(host);
     }
@@ -163,7 +158,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Returns how often the host was called, and what it could not do.
     pub const fn statistics(&self) -> Statistics {
-        self.counters.statistics()
+        self.counters.bank.hosted.statistics()
     }
 
     /// Returns what became of the overflows of counters that ask for PEBS records.
@@ -180,13 +175,13 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Returns the observer given at the beginning.
     pub fn events(&mut self) -> &mut V {
-        self.counters.events()
+        &mut self.counters.bank.observer
     }
 
     /// Takes the counts of counters whose overflow the host has not been asked to report.
     fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let counters = &self.counters;
-        for n in counters.interrupting() & counters.global.overflowed() | counters.recording() {
+        for n in counters.interrupting & counters.global.overflowed() | counters.recording {
             // An event that waits for its report reports its overflow by itself.
             if self.counters.bank().hosted.armed(n).is_none() {
                 self.counters.settle(n.alone(), host);
