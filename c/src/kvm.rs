@@ -83,21 +83,21 @@ impl Attached {
     }
 }
 
-/// Answers what `act` does with what is attached.
-fn with_attached(pmu: *const VpmuKvm, act: impl FnOnce(&Attached) -> VpmuStatus) -> VpmuStatus {
-    match PMUS.find(pmu) {
-        Ok(attached) => act(&attached),
-        Err(status) => status,
-    }
-}
-
 /// Answers what `act` does with the vCPU.
 fn with(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu) -> VpmuStatus) -> VpmuStatus {
-    with_attached(pmu, |attached| act(&mut attached.vcpu()))
+    PMUS.with(pmu, |attached| act(&mut attached.vcpu()))
+}
+
+/// Does to the vCPU what always works.
+fn perform(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu)) -> VpmuStatus {
+    with(pmu, |vcpu| {
+        act(vcpu);
+        VpmuStatus::Ok
+    })
 }
 
 fn with_deadline(pmu: *const VpmuKvm, act: impl FnOnce(&Deadline) -> VpmuStatus) -> VpmuStatus {
-    with_attached(pmu, |attached| match &attached.deadline {
+    PMUS.with(pmu, |attached| match &attached.deadline {
         Some(deadline) => act(deadline),
         None => misuse("the guest was not offered a deadline"),
     })
@@ -129,9 +129,8 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
     vcpu_fd: c_int,
     pmu: *mut *mut VpmuKvm,
 ) -> VpmuStatus {
-    let vm = match VMS.find(vm) {
-        Ok(vm) => vm,
-        Err(status) => return status,
+    let Ok(vm) = VMS.find(vm) else {
+        return VpmuStatus::Misuse;
     };
     let Some(pmu) = promised!(room::out(pmu)) else {
         return misuse("a place for the PMU, at an address that is a multiple of 8");
@@ -156,10 +155,7 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
 /// Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused. NULL is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_detach(pmu: *mut VpmuKvm) -> VpmuStatus {
-    match pmu.is_null() {
-        true => VpmuStatus::Ok,
-        false => PMUS.remove(pmu),
-    }
+    PMUS.remove(pmu)
 }
 
 /// Has each overflow add 1 to this eventfd, in place of writing to `kvm_run.immediate_exit`. Before the vCPU first runs.
@@ -174,10 +170,7 @@ pub extern "C" fn vpmu_kvm_kick_by_eventfd(pmu: *mut VpmuKvm, eventfd: c_int) ->
     let Ok(fd) = fd.try_clone_to_owned() else {
         return misuse("this eventfd is closed");
     };
-    with(pmu, |vcpu| {
-        vcpu.set_kick(Kick::EventFd(Arc::new(fd)));
-        VpmuStatus::Ok
-    })
+    perform(pmu, |vcpu| vcpu.set_kick(Kick::EventFd(Arc::new(fd))))
 }
 
 /// Has each overflow send this signal to the vCPU's thread, in place of writing to `kvm_run.immediate_exit`: the signal by
@@ -187,10 +180,7 @@ pub extern "C" fn vpmu_kvm_kick_by_signal(pmu: *mut VpmuKvm, signal: c_int) -> V
     if !(1..=64).contains(&signal) {
         return misuse("a signal's number is 1 to 64");
     }
-    with(pmu, |vcpu| {
-        vcpu.set_kick(Kick::Signal(signal));
-        VpmuStatus::Ok
-    })
+    perform(pmu, |vcpu| vcpu.set_kick(Kick::Signal(signal)))
 }
 
 /// Takes what has overflowed, delivers the interrupt that is due, and sets the deadline. On the vCPU's thread, right before
@@ -240,7 +230,7 @@ pub unsafe extern "C" fn vpmu_kvm_save(
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    with_attached(pmu, |attached| {
+    PMUS.with(pmu, |attached| {
         let saved = || -> Saved {
             let places = attached.rdpmc.as_ref().map(|rdpmc| rdpmc.save());
             (attached.vcpu().save(), places)
@@ -273,7 +263,7 @@ pub unsafe extern "C" fn vpmu_kvm_restore(
     let Some((vcpu, places)) = saved else {
         return damaged();
     };
-    with_attached(pmu, |attached| {
+    PMUS.with(pmu, |attached| {
         if places.is_some() && attached.rdpmc.is_none() {
             // The guest's memory has instructions that nobody would complete.
             return unsuitable("this guest's RDPMC needs a VM that was opened with rdpmc");
@@ -294,19 +284,13 @@ pub unsafe extern "C" fn vpmu_kvm_restore(
 /// runs it on.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_release_thread(pmu: *mut VpmuKvm) -> VpmuStatus {
-    with(pmu, |vcpu| {
-        vcpu.release_thread();
-        VpmuStatus::Ok
-    })
+    perform(pmu, Vcpu::release_thread)
 }
 
 /// The vCPU is reset, and does not run.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_reset(pmu: *mut VpmuKvm) -> VpmuStatus {
-    with(pmu, |vcpu| {
-        vcpu.reset();
-        VpmuStatus::Ok
-    })
+    perform(pmu, Vcpu::reset)
 }
 
 /// Reads one of the parts' MSRs into `*value`, as KVM_GET_MSRS would. `VPMU_OUTCOME_NOT_HANDLED`: the parts have no such

@@ -40,7 +40,7 @@ pub(crate) trait Pmu<H> {
 
 /// Of methods that have one name in all three.
 macro_rules! shape {
-    ($pmu:ty, $host:ty, $is_loaded:ident, $restore:ident, |$this:ident, $regs:ident| $line:expr) => {
+    ($pmu:ty, $host:ty, $restore:ident, |$this:ident, $regs:ident| $line:expr) => {
         impl Pmu<$host> for $pmu {
             fn read(
                 &mut self,
@@ -71,7 +71,7 @@ macro_rules! shape {
             }
 
             fn stop(&mut self, host: &mut $host) -> bool {
-                let runs = <$pmu>::$is_loaded(self);
+                let runs = self.is_loaded();
                 if runs {
                     self.put(host);
                 }
@@ -89,23 +89,13 @@ macro_rules! shape {
     };
 }
 
-shape!(EmulatedPmu, Host, is_loaded, restore_put, |pmu, _host| {
-    Self::line(pmu)
-});
-shape!(
-    BackedPmu,
-    Registers,
-    is_loaded,
-    restore_put,
-    |pmu, _registers| Self::line(pmu)
-);
-shape!(
-    PartitionedPmu,
-    Registers,
-    is_loaded,
-    restore,
-    |pmu, registers| Self::line(pmu, registers)
-);
+shape!(EmulatedPmu, Host, restore_put, |pmu, _host| Self::line(pmu));
+shape!(BackedPmu, Registers, restore_put, |pmu, _regs| Self::line(
+    pmu
+));
+shape!(PartitionedPmu, Registers, restore, |pmu, regs| Self::line(
+    pmu, regs
+));
 
 /// A room that holds one of them.
 pub(crate) trait Guest: Room<Value = Held<Self::Pmu, Self::Host>> {

@@ -41,9 +41,8 @@ pub unsafe extern "C" fn vpmu_kvm_intercept_beside(
     const DEFAULT_DENY: u32 = 1;
     const MOST: usize = 16;
     const MOST_MSRS: u32 = 0x600 * 8;
-    let vm = match VMS.find(vm) {
-        Ok(vm) => vm,
-        Err(status) => return status,
+    let Ok(vm) = VMS.find(vm) else {
+        return VpmuStatus::Misuse;
     };
     let Some(ranges) = promised!(room::slice(ranges, count, MOST)) else {
         return misuse("ranges at an address that is a multiple of 8, at most 16");

@@ -37,8 +37,23 @@ impl<T> Table<T> {
         found.ok_or_else(|| misuse("this handle was never given, or has been given back"))
     }
 
-    /// Forgets the object of `handle`, which ends when the last call that uses the object does.
+    /// Answers what `act` does with the object of `handle`.
+    pub(crate) fn with<H>(
+        &self,
+        handle: *const H,
+        act: impl FnOnce(&T) -> VpmuStatus,
+    ) -> VpmuStatus {
+        match self.find(handle) {
+            Ok(object) => act(&object),
+            Err(status) => status,
+        }
+    }
+
+    /// Forgets the object of `handle`, which ends when the last call that uses the object does. NULL is left alone.
     pub(crate) fn remove<H>(&self, handle: *const H) -> VpmuStatus {
+        if handle.is_null() {
+            return VpmuStatus::Ok;
+        }
         let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let removed = objects.remove(&handle.addr());
         // Its end takes system calls: nobody else is to wait for them.

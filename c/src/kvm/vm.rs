@@ -278,10 +278,7 @@ pub unsafe extern "C" fn vpmu_kvm_open(
 /// Gives a VM back. PMUs that are attached stay. NULL is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_close(vm: *mut VpmuKvmVm) -> VpmuStatus {
-    match vm.is_null() {
-        true => VpmuStatus::Ok,
-        false => VMS.remove(vm),
-    }
+    VMS.remove(vm)
 }
 
 /// Returns what the VM's guest cannot find out, for the VMM's log, a string that stays; NULL: nothing.
@@ -310,20 +307,16 @@ pub unsafe extern "C" fn vpmu_kvm_msrs(
     room: usize,
     count: *mut usize,
 ) -> VpmuStatus {
-    match VMS.find(vm) {
-        Ok(vm) => promised!(room::list(vm.msrs().into_iter(), msrs, room, count)),
-        Err(status) => status,
-    }
+    VMS.with(vm, |vm| {
+        promised!(room::list(vm.msrs().into_iter(), msrs, room, count))
+    })
 }
 
 /// Has KVM hand the offered parts' MSRs over, and no others, and switches off KVM's own PMU. Before the first vCPU is made.
 /// A VMM with other MSRs of its own uses `vpmu_kvm_intercept_beside`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_intercept(vm: *const VpmuKvmVm, vm_fd: c_int) -> VpmuStatus {
-    match VMS.find(vm) {
-        Ok(vm) => status(vpmu_kvm::intercept(&vm_fd, &vm.msrs())),
-        Err(status) => status,
-    }
+    VMS.with(vm, |vm| status(vpmu_kvm::intercept(&vm_fd, &vm.msrs())))
 }
 
 /// One entry of a vCPU's CPUID, laid out as Linux's `struct kvm_cpuid_entry2`.
@@ -363,9 +356,8 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
     tsc_khz: u32,
 ) -> VpmuStatus {
     const MOST: usize = 1 << 16;
-    let vm = match VMS.find(vm) {
-        Ok(vm) => vm,
-        Err(status) => return status,
+    let Ok(vm) = VMS.find(vm) else {
+        return VpmuStatus::Misuse;
     };
     let (Some(entries), Some(count)) =
         promised!((room::slice_mut(entries, room, MOST), room::out(count)))
@@ -409,9 +401,8 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_kvm_misc_enable(vm: *const VpmuKvmVm, value: *mut u64) -> VpmuStatus {
-    let vm = match VMS.find(vm) {
-        Ok(vm) => vm,
-        Err(status) => return status,
+    let Ok(vm) = VMS.find(vm) else {
+        return VpmuStatus::Misuse;
     };
     let Some(value) = promised!(room::out(value)) else {
         return misuse("a place for the value, at an address that is a multiple of 8");
