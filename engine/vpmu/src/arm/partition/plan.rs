@@ -273,22 +273,21 @@ impl Plan {
     }
 
     fn set_traps(&mut self) {
-        let needed = |register, write| self.needs_trap(register, write).is_some();
-        // Where everything traps, TPM says so in one bit, and no fine-grained trap has to be believed.
-        let any = || Register::all().any(|r| needed(r, false) || needed(r, true));
-        self.traps = match self.trap_just(needed) {
-            Some(traps) => traps,
-            None => {
-                self.everything = any();
-                match self.everything {
-                    true => self.trap_all(),
-                    false => TrapRegisters {
-                        mdcr_el2: self.mdcr_el2(),
-                        ..TrapRegisters::default()
-                    },
-                }
-            }
+        let needed = |write| {
+            Register::all()
+                .filter(|&register| self.needs_trap(register, write).is_some())
+                .fold(0, |bits, register| bits | fine_bit(register))
         };
+        let (reads, writes) = (needed(false), needed(true));
+        self.traps.mdcr_el2 = self.mdcr_el2();
+        // Where everything traps, TPM says so in one bit, and no fine-grained trap has to be believed.
+        if self.config.features.fgt && !self.is_distrusted() {
+            self.traps.hdfgrtr_el2 = reads;
+            self.traps.hdfgwtr_el2 = writes;
+        } else if reads | writes != 0 {
+            self.everything = true;
+            self.traps = self.trap_all();
+        }
     }
 
     /// MDCR_EL2 without traps. HPMFZO, HPMFZS and MTPME stay zero: host counters do not freeze, and
