@@ -6,14 +6,17 @@
 //! UNSAFETY: maps and reads memory that the kernel and the VMM write too.
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
-use std::os::fd::AsRawFd;
-use std::ptr::NonNull;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
     KVM_EXIT_DEBUG, KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_UNKNOWN, KVM_EXIT_X86_RDMSR,
-    KVM_EXIT_X86_WRMSR, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_sregs,
+    KVM_EXIT_X86_WRMSR, KVM_SYNC_X86_REGS, kvm_regs, kvm_run,
 };
+#[cfg(feature = "lbr")]
+use kvm_bindings::{KVM_SYNC_X86_SREGS, kvm_sregs};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use vpmu::x86::Outcome;
 use vpmu_perf::Flag;
 
@@ -61,21 +64,11 @@ macro_rules! field {
 
 impl RunPage {
     /// Maps the page of this vCPU.
-    pub(crate) fn map(vcpu: &impl AsRawFd) -> Result<Self, Error> {
+    pub(crate) fn map(vcpu: &impl AsFd) -> Result<Self, Error> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
-        let page = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                vcpu.as_raw_fd(),
-                0,
-            )
-        };
-        if page == libc::MAP_FAILED {
-            return Err(Error::last("mmap of kvm_run"));
-        }
+        let page = unsafe { mmap(ptr::null_mut(), PAGE, access, MapFlags::SHARED, vcpu, 0) };
+        let page = page.map_err(|error| Error::Kvm("mmap of kvm_run", error.raw_os_error()))?;
         let page = NonNull::new(page.cast()).map(Self);
         let page = page.ok_or(Error::Kvm("mmap of kvm_run", libc::EFAULT))?;
         page.expect_regs();
@@ -152,31 +145,6 @@ impl RunPage {
         true
     }
 
-    /// Returns the register and the value of an RDMSR that has been answered.
-    #[cfg_attr(
-        not(feature = "lbr"),
-        expect(dead_code, reason = "only the follower asks")
-    )]
-    pub(crate) fn answered(&self) -> Option<(u32, u64)> {
-        match self.returned() {
-            Returned::Rdmsr(index) if Self::get(field!(self, __bindgen_anon_1.msr.error)) == 0 => {
-                Some((index, Self::get(field!(self, __bindgen_anon_1.msr.data))))
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns whether the vCPU is in system management mode or in a guest of its own.
-    #[cfg_attr(
-        not(feature = "lbr"),
-        expect(dead_code, reason = "only the follower asks")
-    )]
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        /// KVM_RUN_X86_SMM, KVM_RUN_X86_GUEST_MODE.
-        const ELSEWHERE: u16 = 0b101;
-        Self::get(field!(self, flags)) & ELSEWHERE != 0
-    }
-
     /// Returns RCX and RIP of the vCPU that has exited.
     pub(crate) fn rcx_and_rip(&self) -> (u64, u64) {
         (
@@ -218,20 +186,39 @@ impl RunPage {
         self.give_regs();
     }
 
+    fn give_regs(&self) {
+        let dirty = field!(self, kvm_dirty_regs);
+        let regs = u64::from(KVM_SYNC_X86_REGS);
+        Self::put(dirty, Self::get(dirty) | regs);
+    }
+}
+
+/// What the follower alone asks.
+#[cfg(feature = "lbr")]
+impl RunPage {
+    /// Returns the register and the value of an RDMSR that has been answered.
+    pub(crate) fn answered(&self) -> Option<(u32, u64)> {
+        match self.returned() {
+            Returned::Rdmsr(index) if Self::get(field!(self, __bindgen_anon_1.msr.error)) == 0 => {
+                Some((index, Self::get(field!(self, __bindgen_anon_1.msr.data))))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the vCPU is in system management mode or in a guest of its own.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        /// KVM_RUN_X86_SMM, KVM_RUN_X86_GUEST_MODE.
+        const ELSEWHERE: u16 = 0b101;
+        Self::get(field!(self, flags)) & ELSEWHERE != 0
+    }
+
     /// Returns DR6 of a debug exception that has exited.
-    #[cfg_attr(
-        not(feature = "lbr"),
-        expect(dead_code, reason = "only the follower asks")
-    )]
     pub(crate) fn debug_hits(&self) -> u64 {
         Self::get(field!(self, __bindgen_anon_1.debug.arch.dr6))
     }
 
     /// Makes the vCPU give its system registers with each exit, or no more. Returns whether that is new.
-    #[cfg_attr(
-        not(feature = "lbr"),
-        expect(dead_code, reason = "only the follower asks")
-    )]
     pub(crate) fn expect_sregs(&self, wanted: bool) -> bool {
         let valid = field!(self, kvm_valid_regs);
         let (before, bit) = (Self::get(valid), u64::from(KVM_SYNC_X86_SREGS));
@@ -241,18 +228,8 @@ impl RunPage {
     }
 
     /// Returns the system registers of the vCPU that has exited, where they are expected.
-    #[cfg_attr(
-        not(feature = "lbr"),
-        expect(dead_code, reason = "only the follower asks")
-    )]
     pub(crate) fn sregs(&self) -> kvm_sregs {
         Self::get(field!(self, s.regs.sregs))
-    }
-
-    fn give_regs(&self) {
-        let dirty = field!(self, kvm_dirty_regs);
-        let regs = u64::from(KVM_SYNC_X86_REGS);
-        Self::put(dirty, Self::get(dirty) | regs);
     }
 }
 

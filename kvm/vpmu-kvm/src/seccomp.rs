@@ -36,34 +36,26 @@ const fn argument(index: u8, value: u32) -> Argument {
     Argument { index, value }
 }
 
-const fn any(name: &'static str, number: i64, why: &'static str) -> Syscall {
-    Syscall {
-        name,
-        number,
-        arguments: &[],
-        why,
-    }
-}
-
-macro_rules! ioctl {
-    ($request:expr, $why:literal) => {
+macro_rules! call {
+    ($number:ident, $why:literal $(, $argument:expr)*) => {
         Syscall {
-            name: "ioctl",
-            number: libc::SYS_ioctl,
-            arguments: &[argument(1, $request as u32)],
+            name: stringify!($number).split_at("SYS_".len()).1,
+            number: libc::$number,
+            arguments: &[$($argument),*],
             why: $why,
         }
     };
 }
 
+macro_rules! ioctl {
+    ($request:expr, $why:literal) => {
+        call!(SYS_ioctl, $why, argument(1, $request as u32))
+    };
+}
+
 macro_rules! fcntl {
     ($why:literal, $($argument:expr),+) => {
-        Syscall {
-            name: "fcntl",
-            number: libc::SYS_fcntl,
-            arguments: &[$($argument),+],
-            why: $why,
-        }
+        call!(SYS_fcntl, $why, $($argument),+)
     };
 }
 
@@ -80,13 +72,13 @@ const F_SETOWN_EX: u32 = 15;
 /// of its memory allocator. Everything else comes before: [`detect`](crate::detect), `attach` (rt_sigaction, mmap,
 /// fcntl) and, with a state of another host, [`Vcpu::restore`](crate::Vcpu::restore).
 pub const SYSCALLS: &[Syscall] = &[
-    Syscall {
-        name: "perf_event_open",
-        number: libc::SYS_perf_event_open,
-        // Any CPU, PERF_FLAG_FD_CLOEXEC. A clock's events are a group.
-        arguments: &[argument(2, u32::MAX), argument(4, 8)],
-        why: "a guest's counter begins to count",
-    },
+    // Any CPU, PERF_FLAG_FD_CLOEXEC. A clock's events are a group.
+    call!(
+        SYS_perf_event_open,
+        "a guest's counter begins to count",
+        argument(2, u32::MAX),
+        argument(4, 8)
+    ),
     fcntl!(
         "the counter's overflows go to the thread",
         argument(1, F_SETOWN_EX)
@@ -109,38 +101,31 @@ pub const SYSCALLS: &[Syscall] = &[
         PERF_PERIOD,
         "PERF_EVENT_IOC_PERIOD: events to the next overflow"
     ),
-    any(
-        "mmap",
-        libc::SYS_mmap,
-        "a clock's group, whose page has the time; samples: with Pebs::Buffer or Auto, and where a clock counts one ring",
+    call!(
+        SYS_mmap,
+        "a clock's group, whose page has the time; samples: with Pebs::Buffer or Auto, and where a clock counts one ring"
     ),
-    any("munmap", libc::SYS_munmap, "what was mapped is given back"),
-    any("read", libc::SYS_read, "a counter is read"),
-    any("close", libc::SYS_close, "a counter is given back"),
-    any(
-        "rt_sigreturn",
-        libc::SYS_rt_sigreturn,
-        "an overflow's signal",
+    call!(SYS_munmap, "what was mapped is given back"),
+    call!(SYS_read, "a counter is read"),
+    call!(SYS_close, "a counter is given back"),
+    call!(SYS_rt_sigreturn, "an overflow's signal"),
+    call!(
+        SYS_rt_sigaction,
+        "the thread's first run: whose handler the overflows' signal has",
+        argument(1, 0)
     ),
-    Syscall {
-        name: "rt_sigaction",
-        number: libc::SYS_rt_sigaction,
-        arguments: &[argument(1, 0)],
-        why: "the thread's first run: whose handler the overflows' signal has",
-    },
-    Syscall {
-        name: "rt_sigprocmask",
-        number: libc::SYS_rt_sigprocmask,
-        arguments: &[argument(0, libc::SIG_UNBLOCK as u32)],
-        why: "the thread's first run: the overflows' signal is unblocked",
-    },
+    call!(
+        SYS_rt_sigprocmask,
+        "the thread's first run: the overflows' signal is unblocked",
+        argument(0, libc::SIG_UNBLOCK as u32)
+    ),
     ioctl!(
         sys::GET_TSC_KHZ,
         "KVM_GET_TSC_KHZ: the thread's first run, and each slice"
     ),
     // Asked once and kept: the signal's handler sends a kick to this thread without asking.
-    any("getpid", libc::SYS_getpid, "the thread's first run"),
-    any("gettid", libc::SYS_gettid, "the thread's first run"),
+    call!(SYS_getpid, "the thread's first run"),
+    call!(SYS_gettid, "the thread's first run"),
     ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: LVTPC is read for a PMI"),
     ioctl!(sys::NMI, "KVM_NMI: a PMI is delivered"),
     ioctl!(
@@ -167,15 +152,10 @@ pub const SYSCALLS: &[Syscall] = &[
     ioctl!(sys::SET_REGS, "KVM_SET_REGS: an RDPMC faults"),
     ioctl!(sys::GET_VCPU_EVENTS, "KVM_GET_VCPU_EVENTS: an RDPMC faults"),
     ioctl!(sys::SET_VCPU_EVENTS, "KVM_SET_VCPU_EVENTS: an RDPMC faults"),
-    any(
-        "timerfd_settime",
-        libc::SYS_timerfd_settime,
-        "with a lazy deadline only",
-    ),
-    any(
-        "timerfd_gettime",
-        libc::SYS_timerfd_gettime,
-        "with a lazy deadline only: the thread that waits for it",
+    call!(SYS_timerfd_settime, "with a lazy deadline only"),
+    call!(
+        SYS_timerfd_gettime,
+        "with a lazy deadline only: the thread that waits for it"
     ),
     ioctl!(
         sys::GET_CPUID2,
@@ -195,38 +175,21 @@ pub const SYSCALLS: &[Syscall] = &[
         "KVM_SET_GUEST_DEBUG: with Options::lbr, a guest is followed"
     ),
     #[cfg(feature = "lbr")]
-    any(
-        "timer_create",
-        libc::SYS_timer_create,
-        "with Options::lbr only",
-    ),
+    call!(SYS_timer_create, "with Options::lbr only"),
     #[cfg(feature = "lbr")]
-    any(
-        "timer_settime",
-        libc::SYS_timer_settime,
-        "with Options::lbr only",
-    ),
+    call!(SYS_timer_settime, "with Options::lbr only"),
     #[cfg(feature = "lbr")]
-    any(
-        "timer_delete",
-        libc::SYS_timer_delete,
-        "with Options::lbr only",
-    ),
-    any("tgkill", libc::SYS_tgkill, "with Kick::Signal only"),
-    any("write", libc::SYS_write, "with Kick::EventFd only"),
+    call!(SYS_timer_delete, "with Options::lbr only"),
+    call!(SYS_tgkill, "with Kick::Signal only"),
+    call!(SYS_write, "with Kick::EventFd only"),
     fcntl!(
         "each close, in builds with debug assertions only",
         argument(1, libc::F_GETFD as u32)
     ),
-    any(
-        "futex",
-        libc::SYS_futex,
-        "another thread reads the statistics",
-    ),
-    any(
-        "clock_gettime",
-        libc::SYS_clock_gettime,
-        "a slice ends, on hosts whose vDSO cannot tell the time; with Options::lbr, a guest is followed",
+    call!(SYS_futex, "another thread reads the statistics"),
+    call!(
+        SYS_clock_gettime,
+        "a slice ends, on hosts whose vDSO cannot tell the time; with Options::lbr, a guest is followed"
     ),
 ];
 

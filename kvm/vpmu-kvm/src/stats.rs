@@ -222,23 +222,6 @@ pub struct CallStacks {
     pub calls: u64,
 }
 
-impl CallStacks {
-    /// Adds the counts of one stack.
-    #[cfg(feature = "lbr")]
-    pub(crate) fn add(&mut self, one: &Self) {
-        self.complete += one.complete;
-        self.full += one.full;
-        self.no_cfi += one.no_cfi;
-        self.page_absent += one.page_absent;
-        self.stack_absent += one.stack_absent;
-        self.bad_cfi += one.bad_cfi;
-        self.budget += one.budget;
-        self.compatible += one.compatible;
-        self.kernel += one.kernel;
-        self.calls += one.calls;
-    }
-}
-
 impl Arming {
     pub(crate) fn note(&mut self, is_refused: bool, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -13,6 +13,8 @@ use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
 use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_userspace_memory_region};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use vpmu_perf::GuestsOnly;
 
 use crate::error::Error;
@@ -86,18 +88,11 @@ impl TinyGuest {
         let vm = owned(sys::no_memory(&kvm, "KVM_CREATE_VM", sys::CREATE_VM, 0)?);
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let page = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            mmap_anonymous(ptr::null_mut(), PAGE, access, MapFlags::PRIVATE)
         };
-        if page == libc::MAP_FAILED {
-            return Err(Error::last("mmap of a guest's page"));
-        }
+        let refused = |error: Errno| Error::Kvm("mmap of a guest's page", error.raw_os_error());
+        let page = page.map_err(refused)?;
         let page = NonNull::new(page.cast::<u8>());
         let memory = Memory(page.ok_or(Error::Kvm("mmap of a guest's page", libc::EFAULT))?);
         let code = code(rounds);

@@ -14,7 +14,7 @@ use crate::error::PerfError;
 use crate::event::PerfEvent;
 use crate::kernel::Kernel;
 use crate::kind::{Kind, Rings, probe};
-use crate::options::Backing;
+use crate::options::{Backing, PerfOptions};
 use crate::processor::Vendor;
 
 /// The rules by which perf events are chosen.
@@ -31,9 +31,8 @@ impl Chooser {
     /// Chooses the wanted backing, or the best that works.
     pub(crate) fn new(
         kernel: &'static dyn Kernel,
-        wanted: Option<Backing>,
+        options: &PerfOptions,
         guest: bool,
-        approximate: bool,
     ) -> Result<Self, PerfError> {
         let works = |backing| PerfEvent::try_open(kernel, probe(backing, guest));
         let hardware = || match works(Backing::Hardware) {
@@ -43,7 +42,7 @@ impl Chooser {
             tried => tried.map(|()| free_counters(kernel, guest) > 0),
         };
         let clock = || works(Backing::Clock).map(|()| Backing::Clock);
-        let backing = match wanted {
+        let backing = match options.backing {
             Some(Backing::Clock) => clock(),
             Some(Backing::Hardware) => hardware().map(|_| Backing::Hardware),
             None => match hardware() {
@@ -57,7 +56,7 @@ impl Chooser {
             kernel,
             backing: backing.map_err(|error| PerfError::from_open(&error))?,
             guest,
-            approximate,
+            approximate: options.approximate_instructions,
         })
     }
 

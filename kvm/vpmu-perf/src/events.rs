@@ -341,14 +341,9 @@ impl Events {
 
     /// Returns the counters whose event is in a state as `wanted`.
     fn which(&self, wanted: impl Fn(State) -> bool) -> CounterSet {
-        let mut which = CounterSet::EMPTY;
-        for counter in self.open {
-            let event = self.events[counter].as_ref();
-            if event.is_some_and(|event| wanted(event.state)) {
-                which.insert(counter);
-            }
-        }
-        which
+        let state = |counter| self.events[counter].as_ref().map(|event| event.state);
+        self.open
+            .filter(|counter| state(counter).is_some_and(&wanted))
     }
 
     fn standing_by(&self) -> CounterSet {

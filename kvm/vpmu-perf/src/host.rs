@@ -114,8 +114,7 @@ impl PerfHost {
         if options.tsc_hz == 0 {
             return Err(PerfError::NoFrequency);
         }
-        let approximate = options.approximate_instructions;
-        let chooser = Chooser::new(kernel, options.backing, guest, approximate)?;
+        let chooser = Chooser::new(kernel, &options, guest)?;
         let notes = Notes::claim(&options.kick).ok_or(PerfError::Taken)?;
         // A group of hardware events counts nothing while one of them has no counter.
         let grouped = chooser.backing == Backing::Clock;
@@ -423,13 +422,8 @@ impl PerfHost {
 
     /// Returns the counters whose slot is as `wanted`.
     fn which(&self, wanted: impl Fn(&Slot) -> bool) -> CounterSet {
-        let mut which = CounterSet::EMPTY;
-        for counter in self.events.open_events() {
-            if wanted(&self.slots[counter]) {
-                which.insert(counter);
-            }
-        }
-        which
+        let open = self.events.open_events();
+        open.filter(|counter| wanted(&self.slots[counter]))
     }
 }
 

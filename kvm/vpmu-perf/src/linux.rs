@@ -122,14 +122,8 @@ impl Kernel for Linux {
     fn map(&self, event: RawFd, length: usize) -> io::Result<NonNull<u8>> {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let at = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                event,
-                0,
-            )
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(ptr::null_mut(), length, access, libc::MAP_SHARED, event, 0)
         };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());

@@ -38,12 +38,7 @@ pub struct Support {
 ///
 /// Says why perf events are not available, and what to do.
 pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
-    let chooser = Chooser::new(
-        &Linux,
-        options.backing,
-        true,
-        options.approximate_instructions,
-    )?;
+    let chooser = Chooser::new(&Linux, options, true)?;
     let events = ArchEvent::ENUMERATED
         .into_iter()
         .filter(|&event| chooser.counts(event))
@@ -63,12 +58,7 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
 ///
 /// Says why not, and what to do.
 pub fn check_sampling(options: &PerfOptions) -> Result<(), PerfError> {
-    let chooser = Chooser::new(
-        &Linux,
-        options.backing,
-        true,
-        options.approximate_instructions,
-    )?;
+    let chooser = Chooser::new(&Linux, options, true)?;
     Sampler::try_open(&Linux, probe(chooser.backing, true), SAMPLES)
 }
 

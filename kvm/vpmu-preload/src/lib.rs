@@ -32,7 +32,7 @@ mod vm;
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
 use inside::Inside;
-use next::{Exec, Words};
+use next::Words;
 
 /// The C library's ioctl, which is variadic there: on x86-64 its third argument comes where that of a function with three
 /// comes, and is any value where the caller gives none.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: 
     if next::may_execute(path) {
         start::report_no_vm();
     }
-    next::exec(Exec::Ve, path, words, environment)
+    next::exec(&next::EXECVE, path, words, environment)
 }
 
 /// The C library's execv; see [`execve`].
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
     if next::may_execute(path) {
         start::report_no_vm();
     }
-    next::exec(Exec::V, path, words, std::ptr::null())
+    next::exec(&next::EXECV, path, words, std::ptr::null())
 }
 
 /// The C library's execvp; see [`execve`].
@@ -109,5 +109,5 @@ pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(name: *const c_char, words: Words) -> c_int {
     start::report_no_vm();
-    next::exec(Exec::Vp, name, words, std::ptr::null())
+    next::exec(&next::EXECVP, name, words, std::ptr::null())
 }

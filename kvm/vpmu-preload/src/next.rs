@@ -11,22 +11,34 @@ pub(crate) type Words = *const *const c_char;
 type Execute = unsafe extern "C" fn(*const c_char, Words, Words) -> c_int;
 type Close = unsafe extern "C" fn(c_int) -> c_int;
 
-static IOCTL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static CLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static EXECV: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static EXECVE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static EXECVP: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// A function behind this library.
+pub(crate) struct Function {
+    name: &'static CStr,
+    place: AtomicPtr<c_void>,
+}
 
-/// Returns the function of this name behind this library.
-fn find(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let known = place.load(Ordering::Relaxed);
-    if !known.is_null() {
-        return known;
+static IOCTL: Function = Function::new(c"ioctl");
+static CLOSE: Function = Function::new(c"close");
+pub(crate) static EXECV: Function = Function::new(c"execv");
+pub(crate) static EXECVE: Function = Function::new(c"execve");
+pub(crate) static EXECVP: Function = Function::new(c"execvp");
+
+impl Function {
+    const fn new(name: &'static CStr) -> Self {
+        let place = AtomicPtr::new(std::ptr::null_mut());
+        Self { name, place }
     }
-    // SAFETY: searches for a name.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    place.store(found, Ordering::Relaxed);
-    found
+
+    fn find(&self) -> *mut c_void {
+        let known = self.place.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: searches for a name.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.place.store(found, Ordering::Relaxed);
+        found
+    }
 }
 
 /// Returns the program's own function of this name, if it exports that.
@@ -38,23 +50,10 @@ pub(crate) fn of_program(name: &CStr) -> Option<*mut c_void> {
 
 /// Makes the calls below work on any thread, at any time.
 pub(crate) fn prepare() {
-    find(&IOCTL, c"ioctl");
-    find(&CLOSE, c"close");
-    // A child of vfork may call these, and then must not search.
-    find(&EXECV, c"execv");
-    find(&EXECVE, c"execve");
-    find(&EXECVP, c"execvp");
-}
-
-/// A function that makes the process another program.
-#[derive(Clone, Copy)]
-pub(crate) enum Exec {
-    /// `execv`.
-    V,
-    /// `execve`.
-    Ve,
-    /// `execvp`.
-    Vp,
+    // A child of vfork may call those that execute, and then must not search.
+    for function in [&IOCTL, &CLOSE, &EXECV, &EXECVE, &EXECVP] {
+        function.find();
+    }
 }
 
 /// Returns whether there is such a program: shells try each folder of PATH.
@@ -63,13 +62,14 @@ pub(crate) fn may_execute(path: *const c_char) -> bool {
     unsafe { libc::access(path, libc::X_OK) == 0 }
 }
 
-/// Makes the process another program. Only `execve` reads the environment.
-pub(crate) fn exec(which: Exec, path: *const c_char, words: Words, environment: Words) -> c_int {
-    let found = match which {
-        Exec::V => find(&EXECV, c"execv"),
-        Exec::Ve => find(&EXECVE, c"execve"),
-        Exec::Vp => find(&EXECVP, c"execvp"),
-    };
+/// Makes the process another program, by one of the functions for that. Only `execve` reads the environment.
+pub(crate) fn exec(
+    which: &Function,
+    path: *const c_char,
+    words: Words,
+    environment: Words,
+) -> c_int {
+    let found = which.find();
     if found.is_null() {
         return fail(libc::ENOSYS);
     }
@@ -79,10 +79,9 @@ pub(crate) fn exec(which: Exec, path: *const c_char, words: Words, environment: 
 }
 
 pub(crate) fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    let found = find(&IOCTL, c"ioctl");
+    let found = IOCTL.find();
     if found.is_null() {
-        set_errno(libc::ENOSYS);
-        return -1;
+        return fail(libc::ENOSYS);
     }
     // SAFETY: the C library's function of this name has this signature on x86-64, but for the dots. The caller's caller has
     // made the call for this descriptor with this argument, or is this library with an argument of its own that the request
@@ -91,10 +90,9 @@ pub(crate) fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
-    let found = find(&CLOSE, c"close");
+    let found = CLOSE.find();
     if found.is_null() {
-        set_errno(libc::ENOSYS);
-        return -1;
+        return fail(libc::ENOSYS);
     }
     // SAFETY: the C library's function of this name has this signature.
     unsafe { std::mem::transmute::<*mut c_void, Close>(found)(fd) }

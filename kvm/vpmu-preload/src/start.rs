@@ -42,11 +42,15 @@ static USE: OnceLock<Option<(u32, &'static AtomicBool)>> = OnceLock::new();
 fn shared_flag() -> Option<&'static AtomicBool> {
     // SAFETY: a new mapping, of which nothing else knows.
     let page = unsafe {
+        let (access, kind) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        );
         libc::mmap(
             std::ptr::null_mut(),
             size_of::<AtomicBool>(),
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            access,
+            kind,
             -1,
             0,
         )

@@ -1,6 +1,6 @@
 //! Reads of a program's memory, by a budget.
 
-use crate::{Cut, Failure};
+use crate::Cut;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -31,7 +31,7 @@ impl Budget {
         Self(Self::READS)
     }
 
-    pub(crate) fn spend(&mut self, reads: u32) -> Result<(), Failure> {
+    pub(crate) fn spend(&mut self, reads: u32) -> Result<(), Cut> {
         self.0 = self.0.checked_sub(reads).ok_or(Cut::Budget)?;
         Ok(())
     }
@@ -48,17 +48,14 @@ impl<'a> Reader<'a> {
         Self { memory, budget }
     }
 
-    /// Reads any bytes. The error has the address that is not present.
-    pub(crate) fn read(&mut self, mut address: u64, mut bytes: &mut [u8]) -> Result<(), Failure> {
+    /// Reads any bytes.
+    pub(crate) fn read(&mut self, mut address: u64, mut bytes: &mut [u8]) -> Result<(), Cut> {
         while !bytes.is_empty() {
             let rest = (PAGE - address % PAGE) as usize;
             let (part, more) = bytes.split_at_mut(rest.min(bytes.len()));
             self.budget.spend(1)?;
             if !self.memory.read(address, part) {
-                return Err(Failure {
-                    cut: Cut::PageAbsent,
-                    at: Some(address),
-                });
+                return Err(Cut::PageAbsent);
             }
             address = address.wrapping_add(part.len() as u64);
             bytes = more;
@@ -66,34 +63,27 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    pub(crate) fn array<const N: usize>(&mut self, address: u64) -> Result<[u8; N], Failure> {
+    pub(crate) fn array<const N: usize>(&mut self, address: u64) -> Result<[u8; N], Cut> {
         let mut bytes = [0; N];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
     /// Reads a word of the stack.
-    pub(crate) fn word(&mut self, address: u64) -> Result<u64, Failure> {
-        let bytes = self.array(address).map_err(|failure| match failure.cut {
-            Cut::PageAbsent => Failure {
-                cut: Cut::StackAbsent,
-                ..failure
-            },
-            _ => failure,
+    pub(crate) fn word(&mut self, address: u64) -> Result<u64, Cut> {
+        let bytes = self.array(address).map_err(|cut| match cut {
+            Cut::PageAbsent => Cut::StackAbsent,
+            cut => cut,
         })?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    pub(crate) fn page(&mut self, address: u64) -> Result<Option<u64>, Failure> {
+    pub(crate) fn page(&mut self, address: u64) -> Result<Option<u64>, Cut> {
         self.budget.spend(1)?;
         Ok(self.memory.page(address))
     }
 
-    pub(crate) fn present_below(
-        &mut self,
-        address: u64,
-        lowest: u64,
-    ) -> Result<Option<u64>, Failure> {
+    pub(crate) fn present_below(&mut self, address: u64, lowest: u64) -> Result<Option<u64>, Cut> {
         /// What one page of tables maps, as a power of two.
         const TABLE: u32 = 21;
         let page = self.memory.present_below(address, lowest);

@@ -13,10 +13,10 @@ use gimli::{
     Value,
 };
 
+use crate::Cut;
 use crate::bytes::Reader;
 use crate::object::Object;
 use crate::rules::{KEPT, RBP, RIP, RSP, Registers17, Rule};
-use crate::{Cut, Failure};
 
 /// Bytes of a CIE and an FDE. Functions of 20 KiB of CFI exist.
 const LONGEST: usize = 32 * 1024;
@@ -77,7 +77,7 @@ impl Entries {
         at: u64,
         now: &Registers17,
         is_partial: bool,
-    ) -> Result<Found, Failure> {
+    ) -> Result<Found, Cut> {
         let (cie, end) = self.copy(reader, fde)?;
         let mut section = EhFrame::new(&self.copy[..end], LittleEndian);
         section.set_address_size(8);
@@ -95,7 +95,7 @@ impl Entries {
             .unwind_info_for_address(&section, &bases, &mut self.context, at)
             .map_err(bad)?;
         if is_elsewhere(row) {
-            return Err(Cut::BadCfi.into());
+            return Err(Cut::BadCfi);
         }
         if !is_signal && let Some(rule) = compact(row, start.wrapping_sub(object.base)) {
             return Ok(Found::Rule(rule));
@@ -112,7 +112,7 @@ impl Entries {
     }
 
     /// Copies the CIE and the FDE. Returns the length of the first, and of both.
-    fn copy(&mut self, reader: &mut Reader<'_>, fde: u64) -> Result<(usize, usize), Failure> {
+    fn copy(&mut self, reader: &mut Reader<'_>, fde: u64) -> Result<(usize, usize), Cut> {
         let [length, pointer] = words(reader.array(fde)?);
         let here = fde.wrapping_add(4);
         let cie = here.wrapping_sub(pointer.into());
@@ -126,7 +126,7 @@ impl Entries {
             && cie_end <= LONGEST
             && fde_length <= LONGEST - cie_end;
         if !is_possible {
-            return Err(Cut::BadCfi.into());
+            return Err(Cut::BadCfi);
         }
         let end = cie_end + fde_length;
         // Each byte may be an instruction.
@@ -150,8 +150,8 @@ fn join([low, high]: [u32; 2]) -> [u8; 8] {
     (u64::from(low) | u64::from(high) << 32).to_le_bytes()
 }
 
-fn bad(_: gimli::Error) -> Failure {
-    Cut::BadCfi.into()
+fn bad(_: gimli::Error) -> Cut {
+    Cut::BadCfi
 }
 
 /// Returns whether the row leads elsewhere than to the caller: longjmp and setcontext say where they go, by a frame or a return
@@ -215,7 +215,7 @@ impl<'c> Caller<'_, '_, 'c> {
     fn registers(
         &mut self,
         row: &UnwindTableRow<usize, Fixed>,
-    ) -> Result<Option<Registers17>, Failure> {
+    ) -> Result<Option<Registers17>, Cut> {
         let cfa = match row.cfa() {
             CfaRule::RegisterAndOffset { register, offset } => {
                 self.register(*register)?.wrapping_add_signed(*offset)
@@ -247,26 +247,26 @@ impl<'c> Caller<'_, '_, 'c> {
                     let expression = expression.get(self.section).map_err(bad)?;
                     self.evaluate(expression, Some(cfa))?
                 }
-                Some(_) => return Err(Cut::BadCfi.into()),
+                Some(_) => return Err(Cut::BadCfi),
             };
         }
         Ok(Some(next))
     }
 
-    fn register(&self, register: Register) -> Result<u64, Failure> {
+    fn register(&self, register: Register) -> Result<u64, Cut> {
         let number = usize::from(register.0);
         if self.is_partial && !matches!(number, RBP | RSP | RIP) {
-            return Err(Cut::NoCfi.into());
+            return Err(Cut::NoCfi);
         }
         let value = self.now.0.get(number).copied();
-        value.ok_or_else(|| Cut::BadCfi.into())
+        value.ok_or(Cut::BadCfi)
     }
 
     fn evaluate(
         &mut self,
         expression: Expression<Bytes<'c>>,
         initial: Option<u64>,
-    ) -> Result<u64, Failure> {
+    ) -> Result<u64, Cut> {
         let mut evaluation = Evaluation::<_, Fixed>::new_in(expression.0, self.encoding);
         evaluation.set_max_iterations(MOST_STEPS);
         if let Some(value) = initial {
@@ -287,13 +287,13 @@ impl<'c> Caller<'_, '_, 'c> {
                     let value = Value::Generic(self.reader.word(address)?);
                     evaluation.resume_with_memory(value)
                 }
-                _ => return Err(Cut::BadCfi.into()),
+                _ => return Err(Cut::BadCfi),
             }
             .map_err(bad)?;
         }
         match evaluation.as_result().last().map(|piece| &piece.location) {
             Some(Location::Address { address }) => Ok(*address),
-            _ => Err(Cut::BadCfi.into()),
+            _ => Err(Cut::BadCfi),
         }
     }
 }

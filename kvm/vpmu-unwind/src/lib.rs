@@ -95,21 +95,6 @@ pub struct Outcome {
     pub calls: usize,
     /// How the stack ended.
     pub end: End,
-    /// The address of the page whose absence cut the stack.
-    pub absent: Option<u64>,
-}
-
-/// A failure, with the address whose page would have helped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Failure {
-    cut: Cut,
-    at: Option<u64>,
-}
-
-impl From<Cut> for Failure {
-    fn from(cut: Cut) -> Self {
-        Self { cut, at: None }
-    }
 }
 
 /// A function on the stack.

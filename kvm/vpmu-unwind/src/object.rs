@@ -4,8 +4,8 @@
 //! is searched for downwards from the address, over the pages that are present. The kernel or the loader has read
 //! it, so that it is present where anything of the object is.
 
+use crate::Cut;
 use crate::bytes::{PAGE, Reader};
-use crate::{Cut, Failure};
 
 /// Objects that are kept, of all address spaces together.
 const KEPT: usize = 64;
@@ -80,11 +80,7 @@ impl Objects {
     }
 
     /// Returns the object whose code is at `at`, with its CFI. `None`: there is no object, or it has none.
-    pub(crate) fn find(
-        &mut self,
-        reader: &mut Reader<'_>,
-        at: u64,
-    ) -> Result<Option<Object>, Failure> {
+    pub(crate) fn find(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Option<Object>, Cut> {
         let covers = |object: &Object| {
             object.space == self.space && object.code.0 <= at && at < object.code.1
         };
@@ -131,7 +127,7 @@ impl Objects {
         false
     }
 
-    fn search(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Option<Object>, Failure> {
+    fn search(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Option<Object>, Cut> {
         let lowest = at.saturating_sub(FARTHEST).max(PAGE);
         let mut below = at;
         while let Some(page) = reader.present_below(below, lowest)? {
@@ -165,12 +161,7 @@ impl Objects {
     }
 
     /// Returns the object whose header is at `base`, if its code covers `at`.
-    fn parse(
-        &self,
-        reader: &mut Reader<'_>,
-        base: u64,
-        at: u64,
-    ) -> Result<Option<Object>, Failure> {
+    fn parse(&self, reader: &mut Reader<'_>, base: u64, at: u64) -> Result<Option<Object>, Cut> {
         let head: [u8; 64] = reader.array(base)?;
         let (segments, count) = (u64_at(&head, 32), u16_at(&head, 56));
         // 64-bit, little-endian, x86-64, with program headers of the only size (System V ABI, chapter 4).
@@ -239,7 +230,7 @@ impl Object {
 }
 
 /// Returns what tells objects apart: the page where the header is, and what is there (FNV-1a of its words).
-fn identity(reader: &mut Reader<'_>, base: u64) -> Result<u64, Failure> {
+fn identity(reader: &mut Reader<'_>, base: u64) -> Result<u64, Cut> {
     let page = reader.page(base)?.ok_or(Cut::PageAbsent)?;
     let bytes: [u8; IDENTIFIED] = reader.array(base)?;
     let (words, _) = bytes.as_chunks::<8>();

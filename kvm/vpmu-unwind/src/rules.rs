@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 use crate::bytes::Reader;
-use crate::{Failure, Registers};
+use crate::{Cut, Registers};
 
 pub(crate) const RBP: usize = 6;
 pub(crate) const RSP: usize = 7;
@@ -56,7 +56,7 @@ impl Rule {
         &self,
         reader: &mut Reader<'_>,
         now: &Registers17,
-    ) -> Result<Option<Registers17>, Failure> {
+    ) -> Result<Option<Registers17>, Cut> {
         if self.is_outermost {
             return Ok(None);
         }

@@ -1,8 +1,8 @@
 //! The search of `.eh_frame_hdr`: a sorted table of functions and their entries, of which any page may be absent.
 
+use crate::Cut;
 use crate::bytes::{PAGE, Reader};
 use crate::object::{Object, u32_at};
-use crate::{Cut, Failure};
 
 /// Entries of a page.
 const STRIDE: u64 = PAGE / 8;
@@ -15,7 +15,7 @@ pub(crate) fn search(
     reader: &mut Reader<'_>,
     object: &Object,
     at: u64,
-) -> Result<Option<u64>, Failure> {
+) -> Result<Option<u64>, Cut> {
     let Some(header) = object.header else {
         return Ok(None);
     };
@@ -41,12 +41,11 @@ struct Table<'a, 'b> {
 
 impl Table<'_, '_> {
     /// Returns an entry of `low..high`: the one at `middle`, or one on another page where that is absent.
-    fn near(&mut self, middle: u64, low: u64, high: u64) -> Result<(u64, (u64, u64)), Failure> {
-        let absent = match self.entry(middle) {
-            Ok(entry) => return Ok((middle, entry)),
-            Err(failure) if failure.cut == Cut::PageAbsent => failure,
-            Err(failure) => return Err(failure),
-        };
+    fn near(&mut self, middle: u64, low: u64, high: u64) -> Result<(u64, (u64, u64)), Cut> {
+        match self.entry(middle) {
+            Err(Cut::PageAbsent) => {}
+            found => return found.map(|entry| (middle, entry)),
+        }
         for distance in (1..=AROUND).map(|pages| pages * STRIDE) {
             let above = middle.checked_add(distance).filter(|&n| n < high);
             let below = middle.checked_sub(distance).filter(|&n| n >= low);
@@ -55,9 +54,8 @@ impl Table<'_, '_> {
             }
             for n in [above, below].into_iter().flatten() {
                 match self.entry(n) {
-                    Ok(entry) => return Ok((n, entry)),
-                    Err(failure) if failure.cut == Cut::PageAbsent => {}
-                    Err(failure) => return Err(failure),
+                    Err(Cut::PageAbsent) => {}
+                    found => return found.map(|entry| (n, entry)),
                 }
             }
         }
@@ -67,11 +65,11 @@ impl Table<'_, '_> {
                 return Ok((n, entry));
             }
         }
-        Err(absent)
+        Err(Cut::PageAbsent)
     }
 
     /// Returns the start of a function, and the address of its entry.
-    fn entry(&mut self, n: u64) -> Result<(u64, u64), Failure> {
+    fn entry(&mut self, n: u64) -> Result<(u64, u64), Cut> {
         let bytes: [u8; 8] = self.reader.array(self.header.wrapping_add(12 + 8 * n))?;
         let of = |at| {
             let offset = u32_at(&bytes, at).cast_signed();

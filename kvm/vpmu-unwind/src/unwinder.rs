@@ -5,7 +5,7 @@ use crate::cfi::{self, Entries};
 use crate::object::Objects;
 use crate::rules::{RBP, RSP, Registers17, Rules};
 use crate::way::{self, Ways};
-use crate::{Call, Cut, End, Failure, Frame, MOST_CALLS, Outcome, Registers, call, table};
+use crate::{Call, Cut, End, Frame, MOST_CALLS, Outcome, Registers, call, table};
 
 /// Finds the open calls of programs. One serves any number of address spaces.
 #[derive(Debug)]
@@ -50,15 +50,8 @@ impl Unwinder {
         let calls = &mut calls[..most];
         let mut found = 0;
         let end = self.walk(&mut reader, registers, calls, &mut found);
-        let (end, absent) = match end {
-            Ok(end) => (end, None),
-            Err(Failure { cut, at }) => (End::Cut(cut), at),
-        };
-        Outcome {
-            calls: found,
-            end,
-            absent,
-        }
+        let end = end.unwrap_or_else(End::Cut);
+        Outcome { calls: found, end }
     }
 
     fn walk(
@@ -67,7 +60,7 @@ impl Unwinder {
         registers: &Registers,
         calls: &mut [Call],
         found: &mut usize,
-    ) -> Result<End, Failure> {
+    ) -> Result<End, Cut> {
         let mut now = Registers17::new(registers);
         let mut is_exact = true;
         // Code without CFI says nothing of what it has kept for its caller.
@@ -105,7 +98,7 @@ impl Unwinder {
         now: &Registers17,
         is_exact: bool,
         is_partial: &mut bool,
-    ) -> Result<Option<(Frame, Registers17)>, Failure> {
+    ) -> Result<Option<(Frame, Registers17)>, Cut> {
         let pc = now.rip();
         // A call may be the last instruction of its function: what it returns to is then another one.
         let at = match is_exact {
@@ -137,7 +130,7 @@ impl Unwinder {
             }
         };
         if *is_partial && !matches!(usize::from(rule.cfa.0), RBP | RSP) {
-            return Err(Cut::NoCfi.into());
+            return Err(Cut::NoCfi);
         }
         let frame = Frame {
             start: object.base.wrapping_add(rule.start),
@@ -153,7 +146,7 @@ impl Unwinder {
         now: &Registers17,
         is_exact: bool,
         is_partial: &mut bool,
-    ) -> Result<Option<(Frame, Registers17)>, Failure> {
+    ) -> Result<Option<(Frame, Registers17)>, Cut> {
         if !is_exact && way::is_outermost(reader, now)? {
             return Ok(None);
         }
@@ -172,7 +165,7 @@ impl Unwinder {
         reader: &mut Reader<'_>,
         frame: &Registers17,
         is_partial: &mut bool,
-    ) -> Result<Option<u64>, Failure> {
+    ) -> Result<Option<u64>, Cut> {
         // MOV RAX, 15; SYSCALL: what each C library returns from a handler by, and what debuggers know it by.
         const RETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
         let mut code = [0; RETURN.len()];
@@ -189,12 +182,12 @@ fn ascend(
     now: &Registers17,
     frame: Frame,
     next: Option<Registers17>,
-) -> Result<Option<(Frame, Registers17)>, Failure> {
+) -> Result<Option<(Frame, Registers17)>, Cut> {
     match next {
         None => Ok(None),
         Some(next) if next.rip() == 0 => Ok(None),
         // The stack of a signal's handler may be anywhere. A caller's frame is above.
         Some(next) if frame.is_signal || next.rsp() > now.rsp() => Ok(Some((frame, next))),
-        Some(_) => Err(Cut::BadCfi.into()),
+        Some(_) => Err(Cut::BadCfi),
     }
 }

@@ -16,7 +16,7 @@ use iced_x86::{
 
 use crate::bytes::{PAGE, Reader};
 use crate::rules::{RBP, RIP, RSP, Registers17};
-use crate::{Cut, Failure, call};
+use crate::{Cut, call};
 
 /// Instructions of one way.
 const MOST_STEPS: u32 = 512;
@@ -55,10 +55,6 @@ enum Step {
     Returns,
 }
 
-fn unknown() -> Failure {
-    Cut::NoCfi.into()
-}
-
 impl Ways {
     pub(crate) fn new() -> Self {
         Self(InstructionInfoFactory::new())
@@ -70,7 +66,7 @@ impl Ways {
         reader: &mut Reader<'_>,
         now: &Registers17,
         is_exact: bool,
-    ) -> Result<Registers17, Failure> {
+    ) -> Result<Registers17, Cut> {
         let rbp = now.0[RBP];
         let mut way = Way {
             at: now.rip(),
@@ -101,7 +97,7 @@ impl Ways {
                 Step::Returns => return way.returned(reader, now, &instruction),
             }
         }
-        Err(unknown())
+        Err(Cut::NoCfi)
     }
 
     fn step(
@@ -109,13 +105,13 @@ impl Ways {
         reader: &mut Reader<'_>,
         way: &mut Way,
         instruction: &Instruction,
-    ) -> Result<Step, Failure> {
+    ) -> Result<Step, Cut> {
         match instruction.flow_control() {
             FlowControl::Next => {}
             FlowControl::Return => {
                 return match instruction.code() {
                     Code::Retnq | Code::Retnq_imm16 => Ok(Step::Returns),
-                    _ => Err(unknown()),
+                    _ => Err(Cut::NoCfi),
                 };
             }
             FlowControl::UnconditionalBranch if instruction.op0_kind() == OpKind::NearBranch64 => {
@@ -127,14 +123,14 @@ impl Ways {
             FlowControl::Call | FlowControl::IndirectCall => {
                 let is_next = instruction.op0_kind() == OpKind::NearBranch64
                     && instruction.near_branch64() == instruction.next_ip();
-                let rbp = way.rbp.ok_or_else(unknown)?;
+                let rbp = way.rbp.ok_or(Cut::NoCfi)?;
                 if is_next || way.frame.is_some_and(|frame| frame != rbp) {
-                    return Err(unknown());
+                    return Err(Cut::NoCfi);
                 }
                 way.frame = Some(rbp);
                 return Ok(Step::On);
             }
-            _ => return Err(unknown()),
+            _ => return Err(Cut::NoCfi),
         }
         let of = |operand| match instruction.op_kind(operand) {
             OpKind::Register => instruction.op_register(operand),
@@ -149,11 +145,11 @@ impl Ways {
             }
             (Mnemonic::Pop, Register::RBP, _) => way.pop(reader)?,
             (Mnemonic::Leave, ..) if instruction.code() == Code::Leaveq => {
-                way.rsp = way.rbp.ok_or_else(unknown)?;
+                way.rsp = way.rbp.ok_or(Cut::NoCfi)?;
                 way.pop(reader)?;
             }
             (Mnemonic::Mov, Register::RSP, Register::RBP) => {
-                way.rsp = way.rbp.ok_or_else(unknown)?;
+                way.rsp = way.rbp.ok_or(Cut::NoCfi)?;
             }
             (Mnemonic::Mov, Register::RBP, Register::RSP) => way.rbp = Some(way.rsp),
             (Mnemonic::Add | Mnemonic::Sub, Register::RSP, Register::None)
@@ -166,7 +162,7 @@ impl Ways {
                 };
             }
             (Mnemonic::Lea, Register::RSP, _) => {
-                way.rsp = way.address(instruction).ok_or_else(unknown)?;
+                way.rsp = way.address(instruction).ok_or(Cut::NoCfi)?;
             }
             (Mnemonic::Lea, Register::RBP, _) => way.rbp = way.address(instruction),
             (Mnemonic::Mov, Register::RBP, Register::None)
@@ -188,13 +184,13 @@ impl Ways {
     }
 
     /// An instruction that is nothing to frames, or whose RSP or RBP is not known.
-    fn other(&mut self, way: &mut Way, instruction: &Instruction) -> Result<(), Failure> {
+    fn other(&mut self, way: &mut Way, instruction: &Instruction) -> Result<(), Cut> {
         let pops = instruction.stack_pointer_increment();
         way.rsp = way.rsp.wrapping_add_signed(pops.into());
         for used in self.0.info(instruction).used_registers() {
             let is_written = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
             match used.register().full_register() {
-                Register::RSP if is_written && pops == 0 => return Err(unknown()),
+                Register::RSP if is_written && pops == 0 => return Err(Cut::NoCfi),
                 Register::RBP if is_written => way.rbp = None,
                 _ => {}
             }
@@ -202,7 +198,7 @@ impl Ways {
         // POP RSP.
         let is_pop = instruction.mnemonic() == Mnemonic::Pop;
         match is_pop && instruction.op0_register() == Register::RSP {
-            true => Err(unknown()),
+            true => Err(Cut::NoCfi),
             false => Ok(()),
         }
     }
@@ -221,14 +217,14 @@ impl Way {
         Some(base.wrapping_add(instruction.memory_displacement64()))
     }
 
-    fn write(&mut self, address: u64, value: Option<u64>) -> Result<(), Failure> {
-        let place = self.words.get_mut(self.written).ok_or_else(unknown)?;
+    fn write(&mut self, address: u64, value: Option<u64>) -> Result<(), Cut> {
+        let place = self.words.get_mut(self.written).ok_or(Cut::NoCfi)?;
         *place = (address, value);
         self.written += 1;
         Ok(())
     }
 
-    fn read(&self, reader: &mut Reader<'_>, address: u64) -> Result<Option<u64>, Failure> {
+    fn read(&self, reader: &mut Reader<'_>, address: u64) -> Result<Option<u64>, Cut> {
         let mut written = self.words[..self.written].iter().rev();
         match written.find(|(at, _)| *at == address) {
             Some(&(_, value)) => Ok(value),
@@ -237,7 +233,7 @@ impl Way {
     }
 
     /// Takes RBP from the stack.
-    fn pop(&mut self, reader: &mut Reader<'_>) -> Result<(), Failure> {
+    fn pop(&mut self, reader: &mut Reader<'_>) -> Result<(), Cut> {
         self.rbp = self.read(reader, self.rsp)?;
         self.rsp = self.rsp.wrapping_add(8);
         Ok(())
@@ -248,16 +244,16 @@ impl Way {
         reader: &mut Reader<'_>,
         now: &Registers17,
         instruction: &Instruction,
-    ) -> Result<Registers17, Failure> {
+    ) -> Result<Registers17, Cut> {
         let slot = self.rsp;
         let is_frames = (self.frame).is_none_or(|frame| frame == slot.wrapping_sub(8));
         // What this way has pushed is no return address.
         let is_written = self.words[..self.written].iter().any(|(at, _)| *at == slot);
         let rbp = self.rbp.filter(|_| is_frames && !is_written);
-        let rbp = rbp.ok_or_else(unknown)?;
+        let rbp = rbp.ok_or(Cut::NoCfi)?;
         let back = reader.word(slot)?;
         if !call::ends_at(reader, back) {
-            return Err(unknown());
+            return Err(Cut::NoCfi);
         }
         let more = match instruction.code() {
             Code::Retnq_imm16 => u64::from(instruction.immediate16()),
@@ -273,7 +269,7 @@ impl Way {
 
 /// Returns whether a program's first instructions have called, which nobody has: RBP is 0, and RSP is at the number of
 /// arguments, their addresses and a 0 (System V ABI, AMD64, 3.4.1). The dynamic loader's have no CFI to say so.
-pub(crate) fn is_outermost(reader: &mut Reader<'_>, now: &Registers17) -> Result<bool, Failure> {
+pub(crate) fn is_outermost(reader: &mut Reader<'_>, now: &Registers17) -> Result<bool, Cut> {
     const MOST_ARGUMENTS: u64 = 1 << 16;
     let rsp = now.rsp();
     if now.0[RBP] != 0 || !rsp.is_multiple_of(16) {
@@ -288,16 +284,16 @@ pub(crate) fn is_outermost(reader: &mut Reader<'_>, now: &Registers17) -> Result
 }
 
 /// Returns the instruction at `at`.
-fn fetch(reader: &mut Reader<'_>, at: u64) -> Result<Instruction, Failure> {
+fn fetch(reader: &mut Reader<'_>, at: u64) -> Result<Instruction, Cut> {
     let mut code = [0; LONGEST];
     let here = LONGEST.min((PAGE - at % PAGE) as usize);
-    let is_there = |result: Result<(), Failure>| match result {
+    let is_there = |result: Result<(), Cut>| match result {
         Ok(()) => Ok(true),
-        Err(failure) if failure.cut == Cut::Budget => Err(failure),
+        Err(Cut::Budget) => Err(Cut::Budget),
         Err(_) => Ok(false),
     };
     if !is_there(reader.read(at, &mut code[..here]))? {
-        return Err(unknown());
+        return Err(Cut::NoCfi);
     }
     // An instruction at the end of a page may be whole.
     let behind = at.wrapping_add(here as u64);
@@ -308,7 +304,7 @@ fn fetch(reader: &mut Reader<'_>, at: u64) -> Result<Instruction, Failure> {
     let mut decoder = Decoder::with_ip(64, &code[..length], at, DecoderOptions::NONE);
     let instruction = decoder.decode();
     match instruction.is_invalid() {
-        true => Err(unknown()),
+        true => Err(Cut::NoCfi),
         false => Ok(instruction),
     }
 }

@@ -21,15 +21,6 @@ pub const MEMORY: RangeInclusive<u64> = 64 << 20..=3 << 30;
 /// Virtual processors that a guest may have.
 pub const MOST_VCPUS: u8 = 64;
 
-/// The kind of a machine.
-#[derive(Clone, Debug)]
-pub(super) struct Shape {
-    pub(super) vcpus: usize,
-    pub(super) memory: u64,
-    /// The MSRs of the parts that the guest is offered.
-    pub(super) offered_msrs: Vec<u32>,
-}
-
 /// The machine's parts.
 pub(super) struct Hardware {
     pub(super) vm: VmFd,
@@ -44,11 +35,12 @@ pub(super) struct Hardware {
 }
 
 impl Hardware {
-    pub(super) fn new(shape: Shape) -> Result<Self, Error> {
-        if !MEMORY.contains(&shape.memory) {
+    /// Makes a machine with a guest that is offered parts with these MSRs.
+    pub(super) fn new(vcpus: usize, memory: u64, offered_msrs: &[u32]) -> Result<Self, Error> {
+        if !MEMORY.contains(&memory) {
             return Err(Error::Config("--memory takes 64M to 3G".to_owned()));
         }
-        if !(1..=MOST_VCPUS.into()).contains(&shape.vcpus) {
+        if !(1..=MOST_VCPUS.into()).contains(&vcpus) {
             return Err(Error::Config("--vcpus takes 1 to 64".to_owned()));
         }
         let system = Kvm::new().map_err(Error::NoKvm)?;
@@ -64,17 +56,16 @@ impl Hardware {
             ..Default::default()
         };
         kvm("KVM_CREATE_PIT2", vm.create_pit2(pit))?;
-        let ours = shape.offered_msrs;
-        vpmu_kvm::intercept(&vm, &ours)?;
+        vpmu_kvm::intercept(&vm, offered_msrs)?;
 
-        let size = shape.memory as usize;
+        let size = memory as usize;
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), size)])
             .map_err(|_| Error::Memory("what --memory asks for"))?;
         give_memory(&vm, &memory)?;
 
         let interrupt = EventFd::new(EFD_NONBLOCK).map_err(|e| Error::Os("eventfd", e))?;
         kvm("KVM_IRQFD", vm.register_irqfd(&interrupt, COM1_IRQ))?;
-        let vcpus = (0..shape.vcpus)
+        let vcpus = (0..vcpus)
             .map(|id| kvm("KVM_CREATE_VCPU", vm.create_vcpu(id as u64)))
             .collect::<Result<Vec<_>, Error>>()?;
         let msrs = kvm("KVM_GET_MSR_INDEX_LIST", system.get_msr_index_list())?;
@@ -88,7 +79,7 @@ impl Hardware {
                 "KVM_GET_SUPPORTED_CPUID",
                 system.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES),
             )?,
-            msrs: msrs.filter(|index| !ours.contains(index)).collect(),
+            msrs: msrs.filter(|index| !offered_msrs.contains(index)).collect(),
         })
     }
 }

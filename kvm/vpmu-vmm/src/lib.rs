@@ -18,7 +18,6 @@ mod machine;
 mod ports;
 mod saved;
 mod threads;
-mod tsc;
 mod vcpu;
 mod vm;
 

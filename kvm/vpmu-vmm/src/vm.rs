@@ -9,7 +9,7 @@ use kvm_ioctls::VcpuFd;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::hardware::{Hardware, Shape};
+use super::hardware::Hardware;
 use super::machine::Machine;
 use super::ports::{COM1_IRQ, Interrupt, Offers, Ports};
 use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
@@ -30,11 +30,11 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         ..best(config.pmu)?
     };
     let rdpmc = rdpmc(config.pmu);
-    let mut hardware = Hardware::new(Shape {
-        vcpus: config.vcpus.into(),
-        memory: config.memory,
-        offered_msrs: offered_msrs(&offer, rdpmc.is_some()),
-    })?;
+    let mut hardware = Hardware::new(
+        config.vcpus.into(),
+        config.memory,
+        &offered_msrs(&offer, rdpmc.is_some()),
+    )?;
     let entry = boot::load(&hardware.memory, config)?;
     let options = options(config.pmu);
     if let Some(warning) = offer.warning(&options) {
@@ -87,11 +87,11 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     if let (Some(rdpmc), Some(saved)) = (&rdpmc, &state.rdpmc) {
         rdpmc.restore(saved);
     }
-    let mut hardware = Hardware::new(Shape {
-        vcpus: state.vcpus.len(),
-        memory: state.memory,
-        offered_msrs: offered_msrs(&offer, rdpmc.is_some()),
-    })?;
+    let mut hardware = Hardware::new(
+        state.vcpus.len(),
+        state.memory,
+        &offered_msrs(&offer, rdpmc.is_some()),
+    )?;
     reader.memory(&hardware.memory)?;
     let leaves = restore.drop_paravirtual && pmu.is_some_and(PmuOptions::is_paravirtual);
     check(&state, pmu.filter(|_| !leaves), &hardware.cpuid)?;

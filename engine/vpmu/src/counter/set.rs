@@ -135,7 +135,7 @@ impl CounterSet {
     }
 
     /// Returns the members that `keep` accepts.
-    pub(crate) fn filter(mut self, keep: impl Fn(Counter) -> bool) -> Self {
+    pub fn filter(mut self, keep: impl Fn(Counter) -> bool) -> Self {
         for n in self {
             self.put(n, keep(n));
         }

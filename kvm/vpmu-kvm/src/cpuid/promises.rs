@@ -91,6 +91,8 @@ const fn msr(index: u32) -> Uses {
 }
 
 /// SDM vol. 2A, CPUID; APM vol. 3, appendix E; Linux's Documentation/virt/kvm/x86/cpuid.rst. Leaves 0AH, 23H and 8000_0022H as a whole are the engine's.
+// A row is a line.
+#[rustfmt::skip]
 const PROMISES: &[Promise] = {
     use Keeper::{Amd as AmdModel, Intel, Kvm, Nobody, Unreplayed, Withheld};
     use Register::{Eax, Ebx, Ecx, Edx};
@@ -102,12 +104,7 @@ const PROMISES: &[Promise] = {
     const PT: Uses = Some((0x390, 1 << 55));
     &[
         // Branch trace storage is no part of the promise: IA32_MISC_ENABLE has its bit.
-        row(
-            "DTES64",
-            (ONE, Ecx, 2),
-            msr(0x600),
-            Intel(|c| c.pebs.is_some()),
-        ),
+        row("DTES64", (ONE, Ecx, 2), msr(0x600), Intel(|c| c.pebs.is_some())),
         row("DS-CPL", (ONE, Ecx, 4), debugctl(3 << 9), Nobody),
         // A guest's own KVM has its VM entries load IA32_PERF_GLOBAL_CTRL, which KVM refuses where a filter has that register.
         // And the PMU would have to know of the guest's guests: PEBS would write records where their page tables lead.
@@ -115,27 +112,12 @@ const PROMISES: &[Promise] = {
         row("PDCM", (ONE, Ecx, 15), msr(0x345), Intel(|c| c.pdcm)),
         // CR4.DE and I/O breakpoints, no MSR.
         row("DE", (ONE, Edx, 2), None, Kvm),
-        row(
-            "DS",
-            (ONE, Edx, 21),
-            msr(0x3f1),
-            Intel(|c| c.pebs.is_some()),
-        ),
+        row("DS", (ONE, Edx, 21), msr(0x3f1), Intel(|c| c.pebs.is_some())),
         // Debugging inside transactions is part of the feature, so it goes as a whole.
         row("RTM", (SEVEN, Ebx, 11), debugctl(1 << 15), Nobody),
         row("Intel PT", (SEVEN, Ebx, 25), PT, Nobody),
-        row(
-            "BUS_LOCK_DETECT",
-            (SEVEN, Ecx, 24),
-            debugctl(1 << 2),
-            Nobody,
-        ),
-        row(
-            "LBR",
-            (SEVEN, Edx, 19),
-            msr(0x14ce),
-            Intel(|c| c.lbr.is_some()),
-        ),
+        row("BUS_LOCK_DETECT", (SEVEN, Ecx, 24), debugctl(1 << 2), Nobody),
+        row("LBR", (SEVEN, Edx, 19), msr(0x14ce), Intel(|c| c.lbr.is_some())),
         // XSAVES would save the processor's records, not those of the model.
         row("XSAVES of LBR", ((0x0d, 1), Ecx, 15), msr(0xda0), Nobody),
         row("leaf 23H", ((7, 1), Eax, 8), None, Intel(|c| c.leaf_23)),
@@ -145,12 +127,7 @@ const PROMISES: &[Promise] = {
         row("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
         // AMD's counters tell a guest's guests apart, which these cannot.
         row("SVM", (AMD, Ecx, 2), None, Withheld),
-        row(
-            "PerfCtrExtCore",
-            (AMD, Ecx, 23),
-            msr(0xc001_0200),
-            AmdModel(|c| c.leaf_8000_0001_ecx() != 0),
-        ),
+        row("PerfCtrExtCore", (AMD, Ecx, 23), msr(0xc001_0200), AmdModel(|c| c.leaf_8000_0001_ecx() != 0)),
         row("PerfCtrExtNB", (AMD, Ecx, 24), msr(0xc001_0240), Nobody),
         row("PerfCtrExtLLC", (AMD, Ecx, 28), msr(0xc001_0230), Nobody),
         row("BRS", ((0x8000_0008, 0), Ebx, 31), msr(0xc001_010f), Nobody),

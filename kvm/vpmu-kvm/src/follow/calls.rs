@@ -200,6 +200,8 @@ fn entered(rsp: u64, paging: &Paging, memory: &dyn GuestMemory) -> Option<Regist
     /// THREAD_SIZE, which the stack is aligned by.
     const STACK: u64 = 16384;
     const WORDS: usize = 21;
+    /// Where R15 to RBX, R11 to R8, RAX, RCX, RDX, RSI, RDI and RSP are, in the order of [`Registers::general`].
+    const GENERAL: [usize; 16] = [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0];
     /// TOP_OF_KERNEL_STACK_PADDING: none, or with CONFIG_X86_FRED (Linux 6.9) two words.
     const PADDINGS: [u64; 2] = [0, 16];
     const RFLAGS_ONE: u64 = 1 << 1;
@@ -224,25 +226,7 @@ fn entered(rsp: u64, paging: &Paging, memory: &dyn GuestMemory) -> Option<Regist
             && flags & (RFLAGS_ONE | RFLAGS_IF) == RFLAGS_ONE | RFLAGS_IF
             && [rip, rsp].iter().all(|address| address >> 63 == 0);
         is_users.then(|| Registers {
-            // R15 to RBX, R11 to R8, RAX, RCX, RDX, RSI, RDI.
-            general: [
-                word(10),
-                word(12),
-                word(11),
-                word(5),
-                word(13),
-                word(14),
-                word(4),
-                rsp,
-                word(9),
-                word(8),
-                word(7),
-                word(6),
-                word(3),
-                word(2),
-                word(1),
-                word(0),
-            ],
+            general: GENERAL.map(word),
             rip,
         })
     })

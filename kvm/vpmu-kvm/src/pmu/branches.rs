@@ -6,7 +6,7 @@ use vpmu::x86::lbr::{Branch, Filter, MAX_DEPTH, is_record};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use super::{Engine, VcpuPmu};
-use crate::stats::{CallStacks, Exit};
+use crate::stats::{CallStacks, Exit, Statistics};
 use vpmu_x86::Executed;
 
 impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
@@ -118,7 +118,10 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
 
     /// Counts a stack of open calls.
     pub(crate) fn count_calls(&self, counts: &CallStacks) {
-        self.statistics.lock().call_stacks.add(counts);
+        self.statistics.lock().add(&Statistics {
+            call_stacks: *counts,
+            ..Statistics::default()
+        });
     }
 
     /// Counts an exit by which the guest was followed.

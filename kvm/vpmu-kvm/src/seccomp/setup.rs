@@ -1,14 +1,14 @@
 //! The system calls that a VMM's thread makes for the PMU of a VM that it makes, ends or restores.
 
-use super::{PERF_ENABLE, Syscall, any, argument};
+use super::{PERF_ENABLE, Syscall, argument};
 use crate::sys;
 
-const OPEN: Syscall = Syscall {
-    name: "perf_event_open",
-    number: libc::SYS_perf_event_open,
-    arguments: &[argument(2, u32::MAX), argument(4, 8)],
-    why: "which events this host counts",
-};
+const OPEN: Syscall = call!(
+    SYS_perf_event_open,
+    "which events this host counts",
+    argument(2, u32::MAX),
+    argument(4, 8)
+);
 
 /// musl asks twice, for kernels that do not know the first way.
 const CLOSE_ON_EXEC: Syscall = fcntl!(
@@ -28,38 +28,23 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
         &[
             // Each event that a guest may be offered is opened once.
             OPEN,
-            any("close", libc::SYS_close, "an event was tried"),
-            any(
-                "openat",
-                libc::SYS_openat,
-                "/proc/cpuinfo, and the level of perf_event_paranoid, where the C library is glibc",
+            call!(SYS_close, "an event was tried"),
+            call!(
+                SYS_openat,
+                "/proc/cpuinfo, and the level of perf_event_paranoid, where the C library is glibc"
             ),
-            any(
-                "open",
-                libc::SYS_open,
-                "the same files, where the C library is musl",
-            ),
+            call!(SYS_open, "the same files, where the C library is musl"),
             CLOSE_ON_EXEC,
-            any(
-                "statx",
-                libc::SYS_statx,
-                "the same file, where the C library is glibc",
+            call!(SYS_statx, "the same file, where the C library is glibc"),
+            call!(SYS_fstat, "the same file, where the C library is musl"),
+            call!(SYS_read, "the same file"),
+            call!(
+                SYS_mmap,
+                "where PEBS may be sampled, and for the try of counters"
             ),
-            any(
-                "fstat",
-                libc::SYS_fstat,
-                "the same file, where the C library is musl",
-            ),
-            any("read", libc::SYS_read, "the same file"),
-            any(
-                "mmap",
-                libc::SYS_mmap,
-                "where PEBS may be sampled, and for the try of counters",
-            ),
-            any(
-                "munmap",
-                libc::SYS_munmap,
-                "where PEBS may be sampled, and for the try of counters",
+            call!(
+                SYS_munmap,
+                "where PEBS may be sampled, and for the try of counters"
             ),
             ioctl!(
                 PERF_ENABLE,
@@ -113,24 +98,19 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
             ),
             CLOSE_ON_EXEC,
             OPEN,
-            any("close", libc::SYS_close, "an event was tried"),
+            call!(SYS_close, "an event was tried"),
             fcntl!(
                 "how many descriptors are free for counters; each close, in builds with debug assertions",
                 argument(1, libc::F_GETFD as u32)
             ),
-            any(
-                "prlimit64",
-                libc::SYS_prlimit64,
-                "the limit of open files, which counters will need",
+            call!(
+                SYS_prlimit64,
+                "the limit of open files, which counters will need"
             ),
-            any("mmap", libc::SYS_mmap, "kvm_run"),
-            any("munmap", libc::SYS_munmap, "where PEBS may be sampled"),
-            any(
-                "rt_sigaction",
-                libc::SYS_rt_sigaction,
-                "the overflows' signal",
-            ),
-            any("timerfd_create", libc::SYS_timerfd_create, "for a deadline"),
+            call!(SYS_mmap, "kvm_run"),
+            call!(SYS_munmap, "where PEBS may be sampled"),
+            call!(SYS_rt_sigaction, "the overflows' signal"),
+            call!(SYS_timerfd_create, "for a deadline"),
         ],
     ),
     (
@@ -146,27 +126,19 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
                 sys::SIGNAL_MSI,
                 "KVM_SIGNAL_MSI: where the deadline is over"
             ),
-            any(
-                "timerfd_settime",
-                libc::SYS_timerfd_settime,
-                "where a deadline was armed",
-            ),
+            call!(SYS_timerfd_settime, "where a deadline was armed"),
             Syscall {
                 why: "where the state is another host's",
                 ..OPEN
             },
-            any(
-                "close",
-                libc::SYS_close,
-                "where the state is another host's",
-            ),
+            call!(SYS_close, "where the state is another host's"),
         ],
     ),
     (
         "drop",
         &[
-            any("close", libc::SYS_close, "descriptors are given back"),
-            any("munmap", libc::SYS_munmap, "kvm_run is given back"),
+            call!(SYS_close, "descriptors are given back"),
+            call!(SYS_munmap, "kvm_run is given back"),
             fcntl!(
                 "each close, in builds with debug assertions only",
                 argument(1, libc::F_GETFD as u32)

@@ -8,7 +8,7 @@ use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::{VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
-use crate::tsc::tsc;
+use super::vcpu::tsc;
 use crate::{Error, kvm};
 
 /// One moment in the guest's time.

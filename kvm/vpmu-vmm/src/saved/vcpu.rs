@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::kvm;
-use crate::tsc::IA32_TSC;
 use vpmu_kvm::{State, Vendor};
 
+const IA32_TSC: u32 = 0x10;
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// MSRs that KVM may name, with room for those of later kernels. Linux 6.12 names some 110.
 const MOST_MSRS: usize = 1024;
@@ -150,6 +150,12 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, crate::
         rest = rest.get(read + 1..).unwrap_or_default();
     }
     Ok(found)
+}
+
+/// Returns the present TSC.
+pub(super) fn tsc(fd: &VcpuFd) -> Result<u64, crate::Error> {
+    let found = read_msrs(fd, &[IA32_TSC])?;
+    Ok(found.first().map_or(0, |msr| msr.data))
 }
 
 fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), crate::Error> {

@@ -90,7 +90,7 @@ fn there_are_as_many_counters_as_others_have_left() {
             pinned,
             ..Machine::default()
         });
-        let chooser = Chooser::new(kernel, None, true, false).unwrap();
+        let chooser = Chooser::new(kernel, &PerfOptions::default(), true).unwrap();
         match free {
             0 => assert_eq!(chooser.backing, Backing::Clock, "{pinned} of {counters}"),
             free => assert_eq!(
@@ -110,7 +110,7 @@ fn as_many_counters_as_are_free_count_to_the_last_event() {
             pinned,
             ..Machine::default()
         };
-        let chooser = Chooser::new(Fake::new(machine), None, true, false).unwrap();
+        let chooser = Chooser::new(Fake::new(machine), &PerfOptions::default(), true).unwrap();
         let (event, counters) = match chooser.backing {
             Backing::Hardware => (CYCLES, chooser.free_counters().unwrap()),
             // It counts for as many as there are.
@@ -183,7 +183,7 @@ fn another_vms_mediated_pmu_is_waited_for() {
         ..Machine::default()
     };
     // Without a choice the host has hardware, too: a clock would be something else, and silently so.
-    let chooser = Chooser::new(Fake::new(machine), None, true, false).unwrap();
+    let chooser = Chooser::new(Fake::new(machine), &PerfOptions::default(), true).unwrap();
     assert_eq!(chooser.backing, Backing::Hardware);
     assert!(chooser.is_mediated() && chooser.counts(ArchEvent::CoreCycles));
     let mut vcpu = Vcpu::new(machine, Policy::ReusePaused, false);
