@@ -27,13 +27,7 @@ pub(super) struct Found<'a> {
 /// The nodes that `wanted` wants, in the tree's order.
 pub(super) fn find<'a>(tree: Fdt<'a>, wanted: impl Fn(&FdtNode<'a>) -> bool) -> Vec<Found<'a>> {
     let mut found = Vec::new();
-    visit(
-        tree.root(),
-        &|region| Some(region),
-        DEPTH,
-        &wanted,
-        &mut found,
-    );
+    visit(tree.root(), &Some, DEPTH, &wanted, &mut found);
     found
 }
 
@@ -74,13 +68,8 @@ fn visit<'a>(
         }
         // Hostile or broken trees nest without end; real ones by four or five.
         if depth > 0 {
-            visit(
-                node,
-                &|region| translate(to_parent(&node, region)?),
-                depth - 1,
-                wanted,
-                found,
-            );
+            let translate = |region| translate(to_parent(&node, region)?);
+            visit(node, &translate, depth - 1, wanted, found);
         }
     }
 }
@@ -106,30 +95,22 @@ fn to_parent(bus: &FdtNode<'_>, region: Range<u64>) -> Option<Range<u64>> {
 
 /// What the node hands on to devices behind it, in its bus's addresses.
 fn windows<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>> + use<'a> {
-    node.ranges()
-        .ok()
-        .flatten()
-        .into_iter()
-        .flatten()
-        .filter_map(|range| {
-            let start: u64 = range.parent_bus_address().ok()?;
-            Some(start..start.checked_add(range.length().ok()?)?)
-        })
+    let all = node.ranges().into_iter().flatten().flatten();
+    all.filter_map(|range| {
+        let start: u64 = range.parent_bus_address().ok()?;
+        Some(start..start.checked_add(range.length().ok()?)?)
+    })
 }
 
 /// The node's `reg`, in its bus's addresses.
 pub(super) fn regions<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>> + use<'a> {
-    node.reg()
-        .ok()
-        .flatten()
-        .into_iter()
-        .flatten()
-        .filter_map(|reg| {
-            // Three cells, as PCI has, are no number.
-            let start: u64 = reg.address().ok()?;
-            let size: u64 = reg.size().ok()?;
-            Some(start..start.checked_add(size)?)
-        })
+    let all = node.reg().into_iter().flatten().flatten();
+    all.filter_map(|reg| {
+        // Three cells, as PCI has, are no number.
+        let start: u64 = reg.address().ok()?;
+        let size: u64 = reg.size().ok()?;
+        Some(start..start.checked_add(size)?)
+    })
 }
 
 /// A property's first cell.
@@ -139,9 +120,8 @@ pub(super) fn cell(node: &FdtNode<'_>, name: &str) -> Option<u32> {
 
 /// The big-endian words of a property.
 pub(super) fn cells(value: &[u8]) -> impl Iterator<Item = u32> {
-    value
-        .chunks_exact(4)
-        .map(|bytes| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    let (words, _) = value.as_chunks();
+    words.iter().copied().map(u32::from_be_bytes)
 }
 
 /// A node's `interrupts`, each of `width` cells: kind (0 = SPI, 1 = PPI), number, trigger, and in four a partition of CPUs.

@@ -238,49 +238,30 @@ enter_guest:
     b       own_exception
 .endm
 
+.macro vector_table synchronous, irq, fiq
+    // From EL2 itself: always a fault of the monitor's own.
+    .irp number, 0, 1, 2, 3, 4, 5, 6, 7
+    own_vector \number
+    .endr
+    // From the guest in AArch64, and in AArch32, which only its EL0 can be in.
+    .rept 2
+    guest_vector \synchronous
+    guest_vector \irq
+    guest_vector \fiq
+    guest_vector guest_serror
+    .endr
+.endm
+
 .section .vectors, "ax"
 .balign 0x800
 vectors:
-    // From EL2 itself: always a fault of the monitor's own.
-    own_vector 0
-    own_vector 1
-    own_vector 2
-    own_vector 3
-    own_vector 4
-    own_vector 5
-    own_vector 6
-    own_vector 7
-    // From the guest in AArch64.
-    guest_vector guest_synchronous
-    guest_vector guest_irq
-    guest_vector guest_fiq
-    guest_vector guest_serror
-    // From the guest in AArch32, which only its EL0 can be in.
-    guest_vector guest_synchronous
-    guest_vector guest_irq
-    guest_vector guest_fiq
-    guest_vector guest_serror
+    vector_table guest_synchronous, guest_irq, guest_fiq
 
 // The same where two guests share this CPU.
 .balign 0x800
 .global shared_vectors
 shared_vectors:
-    own_vector 0
-    own_vector 1
-    own_vector 2
-    own_vector 3
-    own_vector 4
-    own_vector 5
-    own_vector 6
-    own_vector 7
-    guest_vector shared_synchronous
-    guest_vector shared_irq
-    guest_vector shared_fiq
-    guest_vector guest_serror
-    guest_vector shared_synchronous
-    guest_vector shared_irq
-    guest_vector shared_fiq
-    guest_vector guest_serror
+    vector_table shared_synchronous, shared_irq, shared_fiq
 
 resume_guest:
     ldp     x30, x1, [sp, #240]

@@ -20,23 +20,23 @@ pub const IGROUPR0: u64 = 0x080;
 pub const ISENABLER0: u64 = 0x100;
 /// Priorities, byte n = INTID n.
 pub const IPRIORITYR0: u64 = 0x400;
-const ICENABLER0: u64 = 0x180;
+pub(super) const ICENABLER0: u64 = 0x180;
 /// Makes pending, bit n = INTID n.
 pub const ISPENDR0: u64 = 0x200;
-const ICPENDR0: u64 = 0x280;
-const ISACTIVER0: u64 = 0x300;
-const ICACTIVER0: u64 = 0x380;
-const ICFGR0: u64 = 0xc00;
+pub(super) const ICPENDR0: u64 = 0x280;
+pub(super) const ISACTIVER0: u64 = 0x300;
+pub(super) const ICACTIVER0: u64 = 0x380;
+pub(super) const ICFGR0: u64 = 0xc00;
 const ICFGR1: u64 = 0xc04;
 /// Behind these four begin the bits of other kinds: security and non-maskable interrupts.
 const CONFIGURATION_END: u64 = 0xd00;
 
 /// Control frame: state of the frame.
 pub const CTLR: u64 = 0x000;
-const IIDR: u64 = 0x004;
-const TYPER: u64 = 0x008;
-const TYPER_HIGH: u64 = 0x00c;
-const WAKER: u64 = 0x014;
+pub(super) const IIDR: u64 = 0x004;
+pub(super) const TYPER: u64 = 0x008;
+pub(super) const TYPER_HIGH: u64 = 0x00c;
+pub(super) const WAKER: u64 = 0x014;
 /// The registers that identify a frame, the last of each.
 const IDENTIFICATION: Range<u64> = 0xffd0..0x1_0000;
 
@@ -47,10 +47,10 @@ pub const CTLR_ENABLE_LPIS: u32 = 1;
 /// GICR_TYPER without LPIs in any form. `VLPIS` stays: it says how far it is to the next redistributor.
 const TYPER_OFFERED: u64 = TYPER_AFFINITY | 0x1f << 27 | 0xffff << 8 | TYPER_LAST | TYPER_VLPIS;
 const TYPER_AFFINITY: u64 = 0xffff_ffff << 32;
-const TYPER_LAST: u64 = 1 << 4;
+pub(super) const TYPER_LAST: u64 = 1 << 4;
 const TYPER_VLPIS: u64 = 1 << 1;
-const WAKER_PROCESSOR_SLEEP: u64 = 1 << 1;
-const WAKER_CHILDREN_ASLEEP: u64 = 1 << 2;
+pub(super) const WAKER_PROCESSOR_SLEEP: u64 = 1 << 1;
+pub(super) const WAKER_CHILDREN_ASLEEP: u64 = 1 << 2;
 
 pub use crate::regs::GIC_FRAME as FRAME;
 

@@ -13,99 +13,75 @@ use vpmu::arm::Register;
 
 use super::second::statistics::{self as second, Switches};
 
-/// Why the guest was interrupted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The PMU's overflow interrupt.
-    IrqPmu,
-    /// A timer interrupt.
-    IrqTimer,
-    /// A software-generated interrupt.
-    IrqSgi,
-    /// The GIC's maintenance interrupt.
-    IrqMaintenance,
-    /// Any other interrupt.
-    IrqOther,
-    /// A trapped PMU register, read or written.
-    Pmu(Register, bool),
-    /// The guest sends an SGI.
-    SendSgi,
-    /// An ID register.
-    IdRegister,
-    /// A system register that does not exist for the guest.
-    UnknownRegister,
-    /// A hypervisor call.
-    Hvc,
-    /// A firmware call.
-    Smc,
-    /// An access to a redistributor's SGI frame.
-    Redistributor,
-    /// The doorbell.
-    Doorbell,
-    /// A host counter's overflow interrupt; the guest's PMU may have overflowed, too.
-    IrqHostPmu,
-    /// An access to nothing, which became an external abort.
-    ExternalAbort,
-    /// One of two guests waits for an interrupt.
-    Wfi,
-    /// The end of a slice of one of two guests, or the other one's timer.
-    IrqSlice,
-    /// Cache maintenance by set and way.
-    SetWay,
-    /// Anything else.
-    Other,
+/// Defines the kinds, with the names of those that there is one of.
+macro_rules! kinds {
+    ($($(#[$about:meta])* $kind:ident = $name:literal,)*) => {
+        /// Why the guest was interrupted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind {
+            $($(#[$about])* $kind,)*
+            /// A trapped PMU register, read or written.
+            Pmu(Register, bool),
+        }
+
+        const FIXED: &[(Kind, &str)] = &[$((Kind::$kind, $name)),*];
+
+        impl Kind {
+            fn index(self) -> usize {
+                // On every exit's path, so no search through `FIXED`.
+                enum Place { $($kind),* }
+                match self {
+                    $(Self::$kind => Place::$kind as usize,)*
+                    Self::Pmu(register, write) => {
+                        FIXED.len() + 2 * register.ordinal() + usize::from(write)
+                    }
+                }
+            }
+        }
+    };
 }
 
-const FIXED: [(Kind, &str); 18] = [
-    (Kind::IrqPmu, "irq:pmu"),
-    (Kind::IrqTimer, "irq:timer"),
-    (Kind::IrqSgi, "irq:sgi"),
-    (Kind::IrqMaintenance, "irq:maintenance"),
-    (Kind::IrqOther, "irq:other"),
-    (Kind::SendSgi, "sysreg:ICC_SGI1R_EL1:w"),
-    (Kind::IdRegister, "sysreg:ID:r"),
-    (Kind::UnknownRegister, "sysreg:unknown"),
-    (Kind::Hvc, "hvc"),
-    (Kind::Smc, "smc"),
-    (Kind::Redistributor, "data_abort:redistributor"),
-    (Kind::Doorbell, "data_abort:doorbell"),
-    (Kind::ExternalAbort, "abort:external"),
-    (Kind::IrqHostPmu, "irq:host-pmu"),
-    (Kind::Wfi, "wfi"),
-    (Kind::IrqSlice, "irq:slice"),
-    (Kind::SetWay, "cache:set_way"),
-    (Kind::Other, "other"),
-];
+kinds! {
+    /// The PMU's overflow interrupt.
+    IrqPmu = "irq:pmu",
+    /// A timer interrupt.
+    IrqTimer = "irq:timer",
+    /// A software-generated interrupt.
+    IrqSgi = "irq:sgi",
+    /// The GIC's maintenance interrupt.
+    IrqMaintenance = "irq:maintenance",
+    /// Any other interrupt.
+    IrqOther = "irq:other",
+    /// The guest sends an SGI.
+    SendSgi = "sysreg:ICC_SGI1R_EL1:w",
+    /// An ID register.
+    IdRegister = "sysreg:ID:r",
+    /// A system register that does not exist for the guest.
+    UnknownRegister = "sysreg:unknown",
+    /// A hypervisor call.
+    Hvc = "hvc",
+    /// A firmware call.
+    Smc = "smc",
+    /// An access to a redistributor's SGI frame.
+    Redistributor = "data_abort:redistributor",
+    /// The doorbell.
+    Doorbell = "data_abort:doorbell",
+    /// A host counter's overflow interrupt; the guest's PMU may have overflowed, too.
+    IrqHostPmu = "irq:host-pmu",
+    /// An access to nothing, which became an external abort.
+    ExternalAbort = "abort:external",
+    /// One of two guests waits for an interrupt.
+    Wfi = "wfi",
+    /// The end of a slice of one of two guests, or the other one's timer.
+    IrqSlice = "irq:slice",
+    /// Cache maintenance by set and way.
+    SetWay = "cache:set_way",
+    /// Anything else.
+    Other = "other",
+}
 
 /// How many kinds there are.
 pub const KINDS: usize = FIXED.len() + 2 * Register::COUNT;
-
-impl Kind {
-    fn index(self) -> usize {
-        // On every exit's path, so no search through `FIXED`; a test holds the two together.
-        match self {
-            Self::IrqPmu => 0,
-            Self::IrqTimer => 1,
-            Self::IrqSgi => 2,
-            Self::IrqMaintenance => 3,
-            Self::IrqOther => 4,
-            Self::SendSgi => 5,
-            Self::IdRegister => 6,
-            Self::UnknownRegister => 7,
-            Self::Hvc => 8,
-            Self::Smc => 9,
-            Self::Redistributor => 10,
-            Self::Doorbell => 11,
-            Self::ExternalAbort => 12,
-            Self::IrqHostPmu => 13,
-            Self::Wfi => 14,
-            Self::IrqSlice => 15,
-            Self::SetWay => 16,
-            Self::Other => 17,
-            Self::Pmu(register, write) => FIXED.len() + 2 * register.ordinal() + usize::from(write),
-        }
-    }
-}
 
 /// Names of the PMU registers by ordinal.
 fn register_names() -> [&'static str; Register::COUNT] {

@@ -4,22 +4,17 @@
 use core::ops::Range;
 
 use super::gic::{INTIDS, VirtualGic};
-use crate::world::redistributor::{FRAME, IPRIORITYR0, is_defined};
+use crate::world::redistributor::{
+    self, FRAME, ICACTIVER0, ICENABLER0, ICFGR0, ICPENDR0, IGROUPR0, IPRIORITYR0, ISACTIVER0,
+    ISENABLER0, ISPENDR0, is_defined,
+};
 
 /// Registers with a bit for each INTID begin at these offsets, and have 128 bytes each.
-const IGROUPR: u64 = 0x080;
-const ISENABLER: u64 = 0x100;
-const ICENABLER: u64 = 0x180;
-const ISPENDR: u64 = 0x200;
-const ICPENDR: u64 = 0x280;
-const ISACTIVER: u64 = 0x300;
-const ICACTIVER: u64 = 0x380;
 const BITMAP: u64 = 0x080;
-const BITMAPS: Range<u64> = IGROUPR..0x400;
+const BITMAPS: Range<u64> = IGROUPR0..0x400;
 const PRIORITIES: Range<u64> = IPRIORITYR0..IPRIORITYR0 + INTIDS as u64;
 /// Two bits for each INTID.
-const ICFGR: u64 = 0xc00;
-const CONFIGURATION: Range<u64> = ICFGR..ICFGR + INTIDS as u64 / 4;
+const CONFIGURATION: Range<u64> = ICFGR0..ICFGR0 + INTIDS as u64 / 4;
 /// SGIs are edges.
 const SGIS_ARE_EDGES: u32 = 0xffff;
 
@@ -37,14 +32,6 @@ const CTLR_FIXED: u64 = 1 << 6 | 1 << 4;
 const CTLR_GROUPS: u64 = 0b11;
 /// GICD_TYPER: No1N, 16 bits of INTIDs, and how many SPIs.
 const TYPER_VALUE: u64 = 1 << 25 | 0xf << 19 | (INTIDS as u64 / 32 - 1);
-
-const GICR_IIDR: u64 = 0x004;
-const GICR_TYPER: u64 = 0x008;
-const GICR_TYPER_HIGH: u64 = 0x00c;
-const GICR_WAKER: u64 = 0x014;
-const GICR_TYPER_LAST: u64 = 1 << 4;
-const WAKER_SLEEP: u64 = 1 << 1;
-const WAKER_ASLEEP: u64 = 1 << 2;
 
 impl VirtualGic {
     /// What the guest reads from `bytes` bytes at `offset` of its distributor.
@@ -74,13 +61,15 @@ impl VirtualGic {
         let affinity = self.affinity >> 8 & 0xff00_0000 | self.affinity & 0xff_ffff;
         match (offset / FRAME, offset % FRAME) {
             // Linux reads all 64 bits at once, others by halves.
-            (0, GICR_TYPER) if bytes == 8 => affinity << 32 | GICR_TYPER_LAST,
+            (0, redistributor::TYPER) if bytes == 8 => affinity << 32 | redistributor::TYPER_LAST,
             (_, offset) if !is_defined(offset, bytes) => 0,
-            (0, GICR_TYPER) => GICR_TYPER_LAST,
-            (0, GICR_TYPER_HIGH) => affinity,
-            (0, GICR_IIDR) => IMPLEMENTER,
+            (0, redistributor::TYPER) => redistributor::TYPER_LAST,
+            (0, redistributor::TYPER_HIGH) => affinity,
+            (0, redistributor::IIDR) => IMPLEMENTER,
             // Asleep the moment it is told to: nothing is on its way to this CPU.
-            (0, GICR_WAKER) if self.asleep => WAKER_SLEEP | WAKER_ASLEEP,
+            (0, redistributor::WAKER) if self.asleep => {
+                redistributor::WAKER_PROCESSOR_SLEEP | redistributor::WAKER_CHILDREN_ASLEEP
+            }
             (0 | 1, PIDR2) => ARCHITECTURE,
             (1, offset) => self.read_interrupts(offset, bytes, true),
             _ => 0,
@@ -91,7 +80,9 @@ impl VirtualGic {
     pub fn write_redistributor(&mut self, offset: u64, bytes: u8, value: u64) {
         match (offset / FRAME, offset % FRAME) {
             (_, offset) if !is_defined(offset, bytes) => {}
-            (0, GICR_WAKER) => self.asleep = value & WAKER_SLEEP != 0,
+            (0, redistributor::WAKER) => {
+                self.asleep = value & redistributor::WAKER_PROCESSOR_SLEEP != 0;
+            }
             (1, offset) => self.write_interrupts(offset, bytes, value, true),
             _ => {}
         }
@@ -105,9 +96,9 @@ impl VirtualGic {
                 return 0;
             }
             return u64::from(match offset & !(BITMAP - 1) {
-                IGROUPR => self.group1.word(word),
-                ISENABLER | ICENABLER => self.enabled.word(word),
-                ISPENDR | ICPENDR => self.pending_word(word),
+                IGROUPR0 => self.group1.word(word),
+                ISENABLER0 | ICENABLER0 => self.enabled.word(word),
+                ISPENDR0 | ICPENDR0 => self.pending_word(word),
                 _ => self.active.word(word),
             });
         }
@@ -120,7 +111,7 @@ impl VirtualGic {
             return bytes.rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
         }
         if CONFIGURATION.contains(&offset) {
-            let half = (offset - ICFGR) / 4;
+            let half = (offset - ICFGR0) / 4;
             if private != (half < 2) {
                 return 0;
             }
@@ -145,19 +136,19 @@ impl VirtualGic {
             // Bitmaps are accessed by words alone (`is_defined`).
             let value = value as u32;
             let (bits, set) = match offset & !(BITMAP - 1) {
-                IGROUPR => {
+                IGROUPR0 => {
                     self.group1.set_word(word, value);
                     return;
                 }
-                ISENABLER => {
+                ISENABLER0 => {
                     self.ask_lines_again(word, value);
                     (&mut self.enabled, true)
                 }
-                ICENABLER => (&mut self.enabled, false),
-                ISPENDR => (&mut self.pending, true),
-                ICPENDR => (&mut self.pending, false),
-                ISACTIVER => (&mut self.active, true),
-                ICACTIVER => (&mut self.active, false),
+                ICENABLER0 => (&mut self.enabled, false),
+                ISPENDR0 => (&mut self.pending, true),
+                ICPENDR0 => (&mut self.pending, false),
+                ISACTIVER0 => (&mut self.active, true),
+                ICACTIVER0 => (&mut self.active, false),
                 _ => return,
             };
             let before = bits.word(word);
@@ -174,7 +165,7 @@ impl VirtualGic {
                 *byte = (value >> (8 * n)) as u8;
             }
         } else if CONFIGURATION.contains(&offset) {
-            let half = (offset - ICFGR) / 4;
+            let half = (offset - ICFGR0) / 4;
             if private != (half < 2) {
                 return;
             }
@@ -194,16 +185,19 @@ mod tests {
     #[test]
     fn what_is_private_is_in_the_redistributor_only() {
         let mut gic = VirtualGic::new(0x100);
-        gic.write_distributor(ISENABLER, 4, !0);
-        assert_eq!(gic.read_redistributor(FRAME + ISENABLER, 4), 0);
-        gic.write_redistributor(FRAME + ISENABLER, 4, 0x0880_0001);
-        gic.write_redistributor(FRAME + ICENABLER, 4, 1);
-        assert_eq!(gic.read_redistributor(FRAME + ISENABLER, 4), 0x0880_0000);
-        assert_eq!(gic.read_distributor(ISENABLER, 4), 0);
-        gic.write_distributor(ISENABLER + 4, 4, 5);
-        gic.write_redistributor(FRAME + ISENABLER + 4, 4, 2);
-        assert_eq!(gic.read_distributor(ICENABLER + 4, 4), 5);
-        assert_eq!(gic.read_redistributor(GICR_TYPER, 8), 0x100 << 32 | 1 << 4);
+        gic.write_distributor(ISENABLER0, 4, !0);
+        assert_eq!(gic.read_redistributor(FRAME + ISENABLER0, 4), 0);
+        gic.write_redistributor(FRAME + ISENABLER0, 4, 0x0880_0001);
+        gic.write_redistributor(FRAME + ICENABLER0, 4, 1);
+        assert_eq!(gic.read_redistributor(FRAME + ISENABLER0, 4), 0x0880_0000);
+        assert_eq!(gic.read_distributor(ISENABLER0, 4), 0);
+        gic.write_distributor(ISENABLER0 + 4, 4, 5);
+        gic.write_redistributor(FRAME + ISENABLER0 + 4, 4, 2);
+        assert_eq!(gic.read_distributor(ICENABLER0 + 4, 4), 5);
+        assert_eq!(
+            gic.read_redistributor(redistributor::TYPER, 8),
+            0x100 << 32 | 1 << 4
+        );
     }
 
     #[test]
@@ -212,11 +206,11 @@ mod tests {
         let mut gic = VirtualGic::new(0);
         gic.write_distributor(CTLR, 4, 3);
         gic.hold(PMI);
-        gic.write_redistributor(FRAME + ISENABLER, 4, 1 << PMI);
+        gic.write_redistributor(FRAME + ISENABLER0, 4, 1 << PMI);
         assert!(!gic.has_pending(), "its line may be low by now");
         assert_eq!(gic.take_released(0), 1 << PMI, "and comes if it is not");
         gic.hold(PMI);
-        gic.write_redistributor(FRAME + ISENABLER, 4, 1 << PMI);
+        gic.write_redistributor(FRAME + ISENABLER0, 4, 1 << PMI);
         assert!(gic.has_pending(), "it was enabled when the line rose");
     }
 
@@ -227,11 +221,11 @@ mod tests {
         gic.write_redistributor(FRAME + IPRIORITYR0 + 28, 4, 0x8070_6050);
         assert_eq!(gic.read_redistributor(FRAME + IPRIORITYR0 + 24, 4), 0xa000);
         assert_eq!(gic.read_redistributor(FRAME + IPRIORITYR0 + 31, 1), 0x80);
-        gic.write_redistributor(FRAME + ICFGR + 4, 4, 0x8000_0002);
-        assert_eq!(gic.read_redistributor(FRAME + ICFGR + 4, 4), 0x8000_0002);
-        assert_eq!(gic.read_redistributor(FRAME + ICFGR, 4), 0xaaaa_aaaa);
-        gic.write_distributor(ICFGR + 8, 4, !0);
-        assert_eq!(gic.read_distributor(ICFGR + 8, 4), 0xaaaa_aaaa);
+        gic.write_redistributor(FRAME + ICFGR0 + 4, 4, 0x8000_0002);
+        assert_eq!(gic.read_redistributor(FRAME + ICFGR0 + 4, 4), 0x8000_0002);
+        assert_eq!(gic.read_redistributor(FRAME + ICFGR0, 4), 0xaaaa_aaaa);
+        gic.write_distributor(ICFGR0 + 8, 4, !0);
+        assert_eq!(gic.read_distributor(ICFGR0 + 8, 4), 0xaaaa_aaaa);
     }
 
     #[test]
