@@ -122,48 +122,38 @@ fn answer(request: Request) -> io::Result<()> {
 type Labels = Vec<(&'static str, String)>;
 
 /// The metrics of some guests.
-struct Exposition {
+struct Exposition<'a> {
     registry: Registry,
+    rows: &'a [Row],
 }
 
-impl Exposition {
+impl Exposition<'_> {
     /// Adds a metric of each vCPU.
-    fn each<M>(
-        &mut self,
-        name: &str,
-        help: &str,
-        rows: &[Row],
-        set: impl Fn(&Family<Labels, M>, &Row, Labels),
-    ) where
+    fn each<M>(&mut self, name: &str, help: &str, set: impl Fn(&Family<Labels, M>, &Row, Labels))
+    where
         M: Default + 'static,
         Family<Labels, M>: Metric + Default + Clone,
     {
         let family = Family::<Labels, M>::default();
         self.registry.register(name, help, family.clone());
-        for row in rows {
+        for row in self.rows {
             set(&family, row, labels(row));
         }
     }
 
     /// Adds a counter of each vCPU.
-    fn counter(&mut self, name: &str, help: &str, rows: &[Row], of: impl Fn(&Row) -> u64) {
-        self.each::<Counter>(name, help, rows, |family, row, labels| {
+    fn counter(&mut self, name: &str, help: &str, of: impl Fn(&Row) -> u64) {
+        self.each::<Counter>(name, help, |family, row, labels| {
             family.get_or_create(&labels).inc_by(of(row));
         });
     }
 
     /// Adds a counter of each vCPU and each value of one more label.
-    fn kinds<I>(
-        &mut self,
-        name: &str,
-        help: &str,
-        rows: &[Row],
-        label: &'static str,
-        of: impl Fn(&Row) -> I,
-    ) where
+    fn kinds<I>(&mut self, name: &str, help: &str, label: &'static str, of: impl Fn(&Row) -> I)
+    where
         I: IntoIterator<Item = (&'static str, u64)>,
     {
-        self.each::<Counter>(name, help, rows, |family, row, labels| {
+        self.each::<Counter>(name, help, |family, row, labels| {
             for (kind, count) in of(row) {
                 let mut labels = labels.clone();
                 labels.push((label, kind.to_owned()));
@@ -173,11 +163,11 @@ impl Exposition {
     }
 
     /// Adds the seconds of each vCPU's thread.
-    fn seconds(&mut self, name: &str, help: &str, rows: &[Row], of: impl Fn(Time) -> f64) {
+    fn seconds(&mut self, name: &str, help: &str, of: impl Fn(Time) -> f64) {
         let family = Family::<Labels, Counter<f64, std::sync::atomic::AtomicU64>>::default();
         self.registry
             .register_with_unit(name, help, Unit::Seconds, family.clone());
-        for row in rows {
+        for row in self.rows {
             if let Some(time) = row.time {
                 family.get_or_create(&labels(row)).inc_by(of(time));
             }
@@ -197,6 +187,7 @@ fn labels(row: &Row) -> Labels {
 fn text(rows: &[Row]) -> String {
     let mut all = Exposition {
         registry: Registry::with_prefix("vpmu"),
+        rows,
     };
     let guests: std::collections::BTreeSet<u32> = rows.iter().map(|row| row.pid).collect();
     let count: Gauge = Gauge::default();
@@ -206,38 +197,35 @@ fn text(rows: &[Row]) -> String {
     all.each::<Gauge>(
         "vcpu_info",
         "A vCPU with its PMU, always 1",
-        rows,
         |family, row, mut labels| {
             labels.push(("pmu", row.vcpu.pmu.to_owned()));
             labels.push(("backing", row.backing().to_owned()));
             family.get_or_create(&labels).set(1);
         },
     );
-    all.counter("pmis", "PMIs delivered to the guest", rows, |row| {
+    all.counter("pmis", "PMIs delivered to the guest", |row| {
         row.vcpu.statistics.pmis
     });
-    all.counter("masked_pmis", "PMIs that found LVTPC masked", rows, |row| {
+    all.counter("masked_pmis", "PMIs that found LVTPC masked", |row| {
         row.vcpu.statistics.masked_pmis
     });
-    all.kinds("exits", "Exits to the VMM", rows, "kind", Row::exits);
+    all.kinds("exits", "Exits to the VMM", "kind", Row::exits);
     let lost = "Counters that should have counted, and records that should have been written, and were not";
-    all.kinds("counters_lost", lost, rows, "reason", Row::lost);
+    all.kinds("counters_lost", lost, "reason", Row::lost);
     all.counter(
         "rdpmc_refused",
         "Guest kernels that got no PMU because their #GP handler has no known form",
-        rows,
         |row| row.vcpu.statistics.arming.refused,
     );
-    all.counter("pebs_records", "PEBS records written", rows, |row| {
+    all.counter("pebs_records", "PEBS records written", |row| {
         row.vcpu.statistics.pebs.records
     });
-    all.counter("lbr_branches", "Branches recorded", rows, |row| {
+    all.counter("lbr_branches", "Branches recorded", |row| {
         row.vcpu.statistics.lbr.recorded
     });
     all.kinds(
         "host_operations",
         "Calls of the host's perf events",
-        rows,
         "operation",
         |row| {
             row.vcpu
@@ -256,15 +244,11 @@ fn text(rows: &[Row]) -> String {
     all.seconds(
         "cpu",
         "CPU time of the vCPU's thread, the guest's included",
-        rows,
         |time| time.total,
     );
-    all.seconds(
-        "guest_cpu",
-        "CPU time of the guest on this vCPU",
-        rows,
-        |time| time.guest,
-    );
+    all.seconds("guest_cpu", "CPU time of the guest on this vCPU", |time| {
+        time.guest
+    });
     let mut text = String::new();
     encode(&mut text, &all.registry).expect("a string takes everything");
     text

@@ -28,29 +28,11 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// A way to collect records: its name, the VMM's option, and the event that samples precisely.
-struct Way {
-    name: &'static str,
-    option: &'static str,
-    precise: &'static str,
-}
-
-const WAYS: [Way; 3] = [
-    Way {
-        name: "none",
-        option: "--pebs=off",
-        precise: "cycles",
-    },
-    Way {
-        name: "exit",
-        option: "--pebs=exit",
-        precise: "cycles:pp",
-    },
-    Way {
-        name: "ring",
-        option: "--pebs=ring",
-        precise: "cycles:pp",
-    },
+/// The ways to collect records: a name, the VMM's option, and the event that samples precisely.
+const WAYS: [[&str; 3]; 3] = [
+    ["none", "--pebs=off", "cycles"],
+    ["exit", "--pebs=exit", "cycles:pp"],
+    ["ring", "--pebs=ring", "cycles:pp"],
 ];
 
 /// Some 3,000 samples: a guest with many more interrupts hits a fault of QEMU's.
@@ -63,8 +45,8 @@ const OPERATIONS: u32 = 1000;
 
 const RECORD: &str = "perf record --no-bpf-event -q -o perf.data";
 
-fn parts(way: &Way) -> Vec<Part> {
-    let fixed = format!("{RECORD} -e {} -c 100000", way.precise);
+fn parts(precise: &str) -> Vec<Part> {
+    let fixed = format!("{RECORD} -e {precise} -c 100000");
     vec![
         Part {
             name: "fixed",
@@ -77,15 +59,14 @@ fn parts(way: &Way) -> Vec<Part> {
                 "{}us() {{ name=$1; shift; \"$@\" perf bench sched pipe -l {OPERATIONS} 2>&1 | \
                  awk -v name=$name '/usecs\\/op/ {{ print name, $1 }}'; }}; \
                  us alone env; us stat perf stat -e cycles; us record {RECORD}; us precise {fixed}",
-                timed(&format!("{RECORD} -e {}", way.precise), "-c 100000", SCALE)
+                timed(&format!("{RECORD} -e {precise}"), "-c 100000", SCALE)
             ),
             figures: of_time,
         },
         Part {
             name: "profile",
             command: format!(
-                "{QUIET}{RECORD} -e {} -c {PERIOD} -- workload --scale {SCALE} && {SHARES}",
-                way.precise
+                "{QUIET}{RECORD} -e {precise} -c {PERIOD} -- workload --scale {SCALE} && {SHARES}"
             ),
             figures: |row| {
                 let difference = Some(share_difference(row));
@@ -145,14 +126,15 @@ fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for way in &WAYS {
+    for [name, option, precise] in WAYS {
         let request = Request {
             model: context.model,
-            vmm_args: vec![way.option.to_owned()],
+            vmm_args: vec![option.to_owned()],
             ..Request::new(Arch::X86_64)
         };
-        let (designs, label) = (emulated(&[Policy::Paused]), format!("{}-", way.name));
-        rows.extend(context.measure(&request, &designs, &parts(way), (&label, ""), |_| way.name)?);
+        let (designs, label) = (emulated(&[Policy::Paused]), format!("{name}-"));
+        let parts = parts(precise);
+        rows.extend(context.measure(&request, &designs, &parts, (&label, ""), |_| name)?);
     }
     Ok(rows)
 }
@@ -163,8 +145,8 @@ mod tests {
 
     #[test]
     fn commands_are_valid_shell() {
-        for way in &WAYS {
-            crate::bench::parts::tests::assert_valid_shell(&parts(way));
+        for [.., precise] in WAYS {
+            crate::bench::parts::tests::assert_valid_shell(&parts(precise));
         }
     }
 }
