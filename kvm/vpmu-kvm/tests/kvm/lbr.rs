@@ -183,6 +183,8 @@ fn check_records(mut machine: Machine) -> Option<Replays> {
             (_, Ok(VcpuExit::IoIn(_, data))) => data[0] = u8::from(full >= PMIS),
             (_, Ok(VcpuExit::IoOut(port, _))) if port == u16::from(END) => break,
             (_, Ok(VcpuExit::IoOut(..))) => {}
+            // Whoever stops a process and lets it go on interrupts KVM_RUN.
+            (_, Err(error)) if error.errno() == libc::EINTR => {}
             (_, exit) => panic!("{exit:?}"),
         }
     }
