@@ -42,8 +42,9 @@ pub fn start(
         Err(errno) => errno,
     };
     Fd::STDERR.say(format_args!(
-        "failed to run {}: {reason}",
-        words[0].to_string_lossy()
+        "failed to run {}: {}",
+        words[0].to_string_lossy(),
+        reason.description().unwrap_or_default()
     ));
     sys::exit(NOT_FOUND)
 }

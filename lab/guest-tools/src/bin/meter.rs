@@ -151,8 +151,9 @@ mod meter {
             }
         }
         Fd::STDERR.say(format_args!(
-            "meter: failed to run {}: {reason}",
-            command.to_str().unwrap_or("the command")
+            "meter: failed to run {}: {}",
+            command.to_str().unwrap_or("the command"),
+            reason.description().unwrap_or_default()
         ));
         if reason == Errno::ENOENT {
             NOT_FOUND
