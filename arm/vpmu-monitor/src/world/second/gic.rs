@@ -1,7 +1,7 @@
 //! The interrupt controller of the second guest: a GICv3 in memory, with one CPU.
 //!
 //! The machine's distributor and redistributors are the first guest's. The second guest's frames have no device behind
-//! them: every access to them is served here ([`frames`](super::frames)), and what is to be delivered goes into list
+//! them: every access to them is served here (`frames`), and what is to be delivered goes into list
 //! registers each time the guest is entered and comes back at each exit (Arm IHI 0069, "The List registers"). So
 //! between an exit and the next entry all of the state is in this value.
 //!
