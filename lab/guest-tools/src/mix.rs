@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn branch_pattern() {
-        let next = |state: &u16| Some(state >> 1 ^ (state & 1) * BAR_FEEDBACK);
+        let next = |state: &u16| Some((state >> 1) ^ ((state & 1) * BAR_FEEDBACK));
         let states = std::iter::successors(Some(BAR_SEED), next);
         let ones = states
             .take(BAR_ROUNDS as usize)
