@@ -9,7 +9,7 @@ use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::host::qemu::Qemu;
-use vpmu_lab::image::cache::{Cache, Session};
+use vpmu_lab::image::cache::Session;
 use vpmu_lab::report::markdown::markdown as page_of;
 use vpmu_lab::report::table;
 use vpmu_lab::spec::design::{Backing, Model};
@@ -73,13 +73,8 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
         check_writable(path)?;
     }
     let qemu = Qemu::chosen(options.qemu.as_deref());
-    let (cache, progress) = (Cache::open()?, Progress::stderr());
-    let session = Session {
-        cache: &cache,
-        cancel,
-        progress: &progress,
-    };
-    let report = bench.run(options.model, qemu, options.keep.as_deref(), session)?;
+    let session = Session::new(cancel, Progress::stderr())?;
+    let report = bench.run(options.model, qemu, options.keep.as_deref(), &session)?;
     if let Some(path) = &options.json {
         report.write(path)?;
     }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
-use vpmu_lab::image::cache::{Cache, Session};
+use vpmu_lab::image::cache::Session;
 use vpmu_lab::report::result::{Row, Run};
 use vpmu_lab::report::table;
 use vpmu_lab::run::compare::Comparison;
@@ -40,13 +40,8 @@ pub(crate) fn compare(
     ))?;
     run::check(&spec)?;
     guest.check_outputs()?;
-    let (cache, progress) = (Cache::open()?, Progress::stderr());
-    let session = Session {
-        cache: &cache,
-        cancel,
-        progress: &progress,
-    };
-    let lab = Lab::prepare(&spec, session)?;
+    let session = Session::new(cancel, Progress::stderr())?;
+    let lab = Lab::prepare(&spec, &session)?;
     let comparison = run::compare::compare(&lab, &spec)?;
     let runs: Vec<Run> = comparison.rows.iter().map(|row| row.run.clone()).collect();
     guest.write(runs)?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
-use vpmu_lab::image::cache::{Cache, Session};
+use vpmu_lab::image::cache::Session;
 use vpmu_lab::image::job::Output;
 use vpmu_lab::report::table;
 use vpmu_lab::run::supervise::Stage;
@@ -34,13 +34,8 @@ pub(crate) fn run(
     let spec = request.check(&designs(guest.arch, &[pmu], policy.as_slice(), false))?;
     run::check(&spec)?;
     guest.check_outputs()?;
-    let (cache, progress) = (Cache::open()?, Progress::stderr());
-    let session = Session {
-        cache: &cache,
-        cancel,
-        progress: &progress,
-    };
-    let lab = Lab::prepare(&spec, session)?;
+    let session = Session::new(cancel, Progress::stderr())?;
+    let lab = Lab::prepare(&spec, &session)?;
     let task = Progress::terminal().task(&format!("booting {pmu}"));
     let has_command = matches!(spec.payload, Payload::Command(_));
     let guest_spec = &spec.guests[0];

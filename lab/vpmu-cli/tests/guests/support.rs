@@ -11,7 +11,7 @@ use std::time::Instant;
 use serde_json::Value;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
-use vpmu_lab::image::cache::{Cache, Session};
+use vpmu_lab::image::cache::Session;
 use vpmu_lab::image::images::Images;
 use vpmu_lab::image::module::{Kernel, Modules};
 use vpmu_lab::spec::arch::Arch;
@@ -54,11 +54,8 @@ pub(crate) fn nested_vpmu(because: &str) -> Option<Command> {
 
 /// Returns what this makes in the user's cache.
 pub(crate) fn prepared<T>(prepare: impl FnOnce(&Session<'_>) -> vpmu_lab::Result<T>) -> T {
-    let session = Session {
-        cache: &Cache::open().unwrap(),
-        cancel: &Cancel::default(),
-        progress: &Progress::silent(),
-    };
+    let cancel = Cancel::default();
+    let session = Session::new(&cancel, Progress::silent()).unwrap();
     prepare(&session).unwrap()
 }
 

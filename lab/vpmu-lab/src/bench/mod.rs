@@ -92,7 +92,7 @@ struct Context<'a> {
     /// What counted for this project's x86 guests.
     backings: Mutex<Vec<Backing>>,
     keep: Option<&'a Path>,
-    session: Session<'a>,
+    session: &'a Session<'a>,
 }
 
 impl Bench {
@@ -106,7 +106,7 @@ impl Bench {
         model: Option<Model>,
         qemu: Qemu,
         keep: Option<&Path>,
-        session: Session<'_>,
+        session: &Session<'_>,
     ) -> Result<Report> {
         if model.is_some() && !self.has_models {
             return Err(Error::Usage(

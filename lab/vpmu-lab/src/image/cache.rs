@@ -27,14 +27,14 @@ pub struct Cache {
 }
 
 /// What everything works with that takes long, and keeps what it makes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Session<'a> {
     /// The folder in which files are kept.
-    pub cache: &'a Cache,
+    pub cache: Cache,
     /// The user's wish to stop.
     pub cancel: &'a Cancel,
     /// The display of progress for the user.
-    pub progress: &'a Progress,
+    pub progress: Progress,
 }
 
 /// The right to add to the cache, released on drop.
@@ -104,7 +104,20 @@ impl Cache {
     }
 }
 
-impl Session<'_> {
+impl<'a> Session<'a> {
+    /// Begins with the user's cache, created where it is missing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::open`].
+    pub fn new(cancel: &'a Cancel, progress: Progress) -> Result<Self> {
+        Ok(Self {
+            cache: Cache::open()?,
+            cancel,
+            progress,
+        })
+    }
+
     /// Waits until no other `vpmu` adds to the cache, and keeps others out.
     ///
     /// # Errors

@@ -67,12 +67,12 @@ impl Images {
     ///
     /// When packages cannot be downloaded or lack a file.
     pub fn prepare(arch: Arch, session: &Session<'_>) -> Result<Self> {
-        if let Some(images) = Self::ready(session.cache, arch) {
+        if let Some(images) = Self::ready(&session.cache, arch) {
             return Ok(images);
         }
         let _lock = session.lock()?;
         // Another vpmu may have made them while this one waited.
-        if let Some(images) = Self::ready(session.cache, arch) {
+        if let Some(images) = Self::ready(&session.cache, arch) {
             return Ok(images);
         }
         let pool = Pool::fetch(&Selection::guests(arch), session)?;

@@ -40,7 +40,7 @@ pub struct Lab<'a> {
     /// The version of the QEMU that runs the guests; `None` when this machine's own KVM runs them.
     pub qemu: Option<Version>,
     /// What everything works with.
-    pub session: Session<'a>,
+    pub session: &'a Session<'a>,
     /// Images of Debian packages; `None` when they are not needed.
     pub images: Option<Images>,
     /// This project's modules for guests, with their kernel; `None` when no guest has one.
@@ -59,24 +59,24 @@ impl<'a> Lab<'a> {
     /// # Errors
     ///
     /// When packages cannot be downloaded or lack something, or QEMU is missing.
-    pub fn prepare(spec: &Spec, session: Session<'a>) -> Result<Self> {
+    pub fn prepare(spec: &Spec, session: &'a Session<'a>) -> Result<Self> {
         let images = spec
             .needs_images()
-            .then(|| Images::prepare(spec.machine.arch, &session))
+            .then(|| Images::prepare(spec.machine.arch, session))
             .transpose()?;
         let modules = spec
             .needs_modules()
-            .then(|| Modules::prepare(MODULES_KERNEL, &session))
+            .then(|| Modules::prepare(MODULES_KERNEL, session))
             .transpose()?;
         let host_kernel = spec
             .needs_newest_kernel()
-            .then(|| HostKernel::prepare(&session))
+            .then(|| HostKernel::prepare(session))
             .transpose()?;
         let disk = (spec.disk.as_ref().zip(images.as_ref()))
-            .map(|(disk, images)| BootDisk::prepare(disk, images, &session))
+            .map(|(disk, images)| BootDisk::prepare(disk, images, session))
             .transpose()?;
         let extras = match &spec.payload {
-            Payload::Command(work) => Extras::prepare(spec, work, &kernel_of(spec), &session)?,
+            Payload::Command(work) => Extras::prepare(spec, work, &kernel_of(spec), session)?,
             Payload::Kernel { .. } | Payload::Disk => None,
         };
         Ok(Self {

@@ -135,7 +135,7 @@ impl fmt::Display for Cell {
 }
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
-    let module = Modules::prepare(Kernel::Bookworm, &context.session)?;
+    let module = Modules::prepare(Kernel::Bookworm, context.session)?;
     let cells: Vec<Cell> = (0..BOOTS.len())
         .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
         .collect();

@@ -197,7 +197,7 @@ impl Pool {
     ///
     /// When apt is missing or fails, or a file differs from the index.
     pub fn fetch(selection: &Selection, session: &Session<'_>) -> Result<Self> {
-        let &Session {
+        let Session {
             cache,
             cancel,
             progress,
