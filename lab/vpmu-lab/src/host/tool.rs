@@ -1,8 +1,8 @@
 //! Runs programs of the machine to their end: `apt-get`, `dpkg-deb`.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Seek};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -145,11 +145,19 @@ pub fn bound_to_us(program: &Path) -> Result<Command> {
 
 /// Tells whether a program is in `PATH`.
 pub fn is_installed(program: &str) -> bool {
-    std::env::var_os("PATH").is_some_and(|path| {
-        std::env::split_paths(&path).any(|folder| {
-            fs::metadata(folder.join(program)).is_ok_and(|metadata| metadata.is_file())
-        })
-    })
+    first_with(&path(), program).is_some()
+}
+
+/// Returns the folders of `PATH`.
+pub fn path() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).collect()
+}
+
+/// Returns the file of this name in the first of the folders that has one.
+pub fn first_with(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
+    let mut files = folders.iter().map(|folder| folder.join(name));
+    files.find(|file| file.is_file())
 }
 
 struct KillOnDrop(Child);

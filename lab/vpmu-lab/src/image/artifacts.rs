@@ -1,8 +1,8 @@
 //! The guest-side programs of this project, which script/setup has built.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::host::tool::{first_with, path};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -40,19 +40,13 @@ pub const PATCHED_VARIABLE: &str = "VPMU_PATCHED_QEMU";
 ///
 /// When the program was not built. The error names the folders that were searched.
 pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
-    let folders = folders();
-    folders
-        .iter()
-        .map(|folder| folder.join(arch.name()).join(file))
-        .find(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file()))
-        .ok_or_else(|| Error::MissingArtifact {
-            file,
-            searched: folders
-                .iter()
-                .map(|folder| folder.join(arch.name()).display().to_string())
-                .collect::<Vec<_>>()
-                .join(" and "),
-        })
+    let folders = folders().into_iter();
+    let folders: Vec<PathBuf> = folders.map(|folder| folder.join(arch.name())).collect();
+    first_with(&folders, file).ok_or_else(|| {
+        let searched = folders.iter().map(|folder| folder.display().to_string());
+        let searched = searched.collect::<Vec<_>>().join(" and ");
+        Error::MissingArtifact { file, searched }
+    })
 }
 
 /// Returns the path of a program that is built with `vpmu` and stands beside it.
@@ -63,23 +57,12 @@ pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
 pub fn find_beside(file: &'static str) -> Result<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     // Cargo puts tests one folder deeper than programs.
-    let folders: Vec<PathBuf> = program
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(PathBuf::from)
-        .collect();
-    folders
-        .iter()
-        .map(|folder| folder.join(file))
-        .find(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file()))
-        .ok_or_else(|| Error::MissingProgramBeside {
-            file,
-            searched: folders
-                .first()
-                .map(|folder| folder.display().to_string())
-                .unwrap_or_default(),
-        })
+    let folders: Vec<PathBuf> = (program.ancestors().skip(1).take(2).map(PathBuf::from)).collect();
+    first_with(&folders, file).ok_or_else(|| {
+        let searched = folders.first().map(|folder| folder.display().to_string());
+        let searched = searched.unwrap_or_default();
+        Error::MissingProgramBeside { file, searched }
+    })
 }
 
 /// Returns the QEMU whose guests may have the PMU: in the folder that [`PATCHED_VARIABLE`] names, else on `PATH`.
@@ -90,17 +73,12 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
 pub fn find_patched_qemu() -> Result<PathBuf> {
     let folders = match std::env::var_os(PATCHED_VARIABLE).filter(|folder| !folder.is_empty()) {
         Some(folder) => vec![folder.into()],
-        None => std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect(),
+        None => path(),
     };
-    let mut programs = folders
-        .iter()
-        .map(|folder: &PathBuf| folder.join(PATCHED_QEMU));
-    programs
-        .find(|path| path.is_file())
-        .ok_or_else(|| Error::MissingProgram {
-            program: PATCHED_QEMU.to_owned(),
-            fix: "script/qemu --vpmu builds it; VPMU_PATCHED_QEMU takes the folder that it says",
-        })
+    first_with(&folders, PATCHED_QEMU).ok_or_else(|| Error::MissingProgram {
+        program: PATCHED_QEMU.to_owned(),
+        fix: "script/qemu --vpmu builds it; VPMU_PATCHED_QEMU takes the folder that it says",
+    })
 }
 
 /// Returns the library that `vpmu exec` puts into VMMs: beside `vpmu`, or in an installation's `lib/vpmu`.
