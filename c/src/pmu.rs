@@ -40,7 +40,7 @@ pub(crate) trait Pmu<H> {
 
 /// Of methods that have one name in all three.
 macro_rules! shape {
-    ($pmu:ty, $host:ty, $restore:ident, |$this:ident, $regs:ident| $line:expr) => {
+    ($pmu:ty, $host:ty, $restore:ident, |$regs:ident| $($read:ident)?) => {
         impl Pmu<$host> for $pmu {
             fn read(
                 &mut self,
@@ -62,8 +62,7 @@ macro_rules! shape {
             }
 
             fn line(&mut self, $regs: &mut $host) -> bool {
-                let $this = self;
-                $line
+                <$pmu>::line(self $(, $read)?)
             }
 
             fn save_into(&mut self, state: &mut PmuState, host: &mut $host) {
@@ -89,13 +88,10 @@ macro_rules! shape {
     };
 }
 
-shape!(EmulatedPmu, Host, restore_put, |pmu, _host| Self::line(pmu));
-shape!(BackedPmu, Registers, restore_put, |pmu, _regs| Self::line(
-    pmu
-));
-shape!(PartitionedPmu, Registers, restore, |pmu, regs| Self::line(
-    pmu, regs
-));
+// The level of a partitioned PMU's interrupt is in the registers.
+shape!(EmulatedPmu, Host, restore_put, |_host|);
+shape!(BackedPmu, Registers, restore_put, |_registers|);
+shape!(PartitionedPmu, Registers, restore, |registers| registers);
 
 /// A room that holds one of them.
 pub(crate) trait Guest: Room<Value = Held<Self::Pmu, Self::Host>> {

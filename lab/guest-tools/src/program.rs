@@ -4,7 +4,6 @@ use alloc::ffi::CString;
 use alloc::vec::Vec;
 use core::ptr;
 
-use crate::end::End;
 use crate::start::Process;
 use crate::sys::{self, Child, Errno, Fd};
 
@@ -62,5 +61,5 @@ pub fn run(
     output: Option<Fd>,
 ) -> Result<i32, Errno> {
     let ended = start(process, words, input, output)?.wait()?;
-    Ok(End::from_wait_status(ended.status).status())
+    Ok(ended.end.status())
 }

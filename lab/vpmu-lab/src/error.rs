@@ -196,6 +196,14 @@ impl Failure {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// Returns what kept a guest from a good end, where that is the error.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Guest { failure, .. } => Some(failure),
+            _ => None,
+        }
+    }
+
     /// Makes an error of an operation on `path`, for `map_err`.
     pub fn file(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File {

@@ -172,10 +172,12 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// Returns those of `counters` that may have overflowed unnoticed. With a host that
     /// [reports promptly](CounterHost::reports_promptly), a counter that waits for its report has not overflowed.
     pub fn in_doubt<H: CounterHost<E>>(&self, counters: CounterSet, host: &H) -> CounterSet {
+        let doubtful = counters & self.unsettled();
+        if !host.reports_promptly() {
+            return doubtful;
+        }
         // A report that has not come says that the end has not, unless a read has overtaken it.
-        let promptly = host.reports_promptly();
-        let is_sure = |n| promptly && self.armed(n).is_some() && !self.owing.contains(n);
-        (counters & self.unsettled()).filter(|n| !is_sure(n))
+        doubtful.filter(|n| self.armed(n).is_none() || self.owing.contains(n))
     }
 
     /// Prepares `counter`, which does not run, to count `event`, with a report after `due` more

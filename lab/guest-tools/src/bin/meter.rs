@@ -28,7 +28,6 @@ fn main() {
 #[cfg(target_os = "none")]
 mod meter {
     use vpmu_guest_tools::doorbell::Doorbell;
-    use vpmu_guest_tools::end::End;
     use vpmu_guest_tools::files;
     use vpmu_guest_tools::interrupts::Interrupts;
     use vpmu_guest_tools::options::Meter;
@@ -114,7 +113,7 @@ mod meter {
             Ok(ended) => ended,
             Err(errno) => fail!("failed to run the command: {errno}"),
         };
-        let (real_ns, end) = (end - begin, End::from_wait_status(ended.status));
+        let (real_ns, end) = (end - begin, ended.end);
         let taken =
             (interrupts_after.zip(interrupts_before)).map(|(after, before)| after.since(before));
         let record = Record::Meter(measure::Meter {

@@ -9,6 +9,7 @@ use core::mem::MaybeUninit;
 use syscalls::{Errno, Sysno, syscall};
 
 use super::retry;
+use crate::end::End;
 
 const SIGCHLD: usize = 17;
 const SIG_IGN: usize = 1;
@@ -59,8 +60,8 @@ pub fn fork() -> Result<Option<Child>, Errno> {
 /// The end of a child, with the time that it and its own children used.
 #[derive(Clone, Copy)]
 pub struct Ended {
-    /// The kernel's wait status.
-    pub status: i32,
+    /// How it ended.
+    pub end: End,
     /// Time in user mode, microseconds.
     pub user_us: u64,
     /// Time in the kernel, microseconds.
@@ -89,7 +90,7 @@ impl Child {
         // SAFETY: zeroed above, so initialised in any case.
         let usage = unsafe { usage.assume_init() };
         Ok(Ended {
-            status,
+            end: End::from_wait_status(status),
             user_us: usage[0] * 1_000_000 + usage[1],
             sys_us: usage[2] * 1_000_000 + usage[3],
         })

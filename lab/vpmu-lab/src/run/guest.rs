@@ -187,20 +187,20 @@ fn again(tries: u32, spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Re
         let backend = backend::of(&spec.machine, guest);
         backend.loses_interrupts() && spec.payload.own_kernel().is_none()
     };
-    let why = match &error {
-        Error::Guest { failure, .. } if phase + 1 < tries => match failure {
-            Failure::RepeatedInterrupt(_) => {
-                "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later"
-            }
-            Failure::HostReset => "QEMU seems to have reset the KVM host; once more",
-            Failure::Boot(_) if may_hang() => {
-                "the boot hung, as when QEMU loses an interrupt; once more, a bit later"
-            }
-            _ => return Err(error),
-        },
+    let why = match error.failure() {
+        Some(Failure::RepeatedInterrupt(_)) => {
+            "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later"
+        }
+        Some(Failure::HostReset) => "QEMU seems to have reset the KVM host; once more",
+        Some(Failure::Boot(_)) if may_hang() => {
+            "the boot hung, as when QEMU loses an interrupt; once more, a bit later"
+        }
         _ => return Err(error),
     };
-    Ok(why)
+    match phase + 1 < tries {
+        true => Ok(why),
+        false => Err(error),
+    }
 }
 
 /// Returns the guest's parts, with its job written into `folder`.

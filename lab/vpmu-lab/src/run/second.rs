@@ -49,7 +49,6 @@ impl SecondOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
     use crate::spec::command::Command;
 
     fn work() -> Work {
@@ -76,13 +75,7 @@ mod tests {
         let early = of(BEGUN).unwrap_err().to_string();
         assert!(early.contains("the second guest"), "{early}");
         let panic = of("Kernel panic - not syncing: x\n").unwrap_err();
-        assert!(matches!(
-            panic,
-            Error::Guest {
-                failure: Failure::Panic(_),
-                ..
-            }
-        ));
+        assert!(matches!(panic.failure(), Some(Failure::Panic(_))));
         assert!(
             SecondOutcome::of(Vec::new(), None)
                 .unwrap()

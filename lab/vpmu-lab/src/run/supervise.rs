@@ -343,13 +343,7 @@ mod tests {
         let total = |total| Limits { total, ..LIMITS };
         let error = until_limit(script, total, done);
         assert!(
-            matches!(
-                error,
-                Error::Guest {
-                    failure: Failure::Timeout(_),
-                    ..
-                }
-            ),
+            matches!(error.failure(), Some(Failure::Timeout(_))),
             "{error}"
         );
         error
@@ -385,16 +379,7 @@ mod tests {
             ..LIMITS
         };
         let error = shell("sleep 100", limits).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Guest {
-                    failure: Failure::Boot(_),
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error.failure(), Some(Failure::Boot(_))), "{error}");
         let boot = |boot| Limits {
             total: Duration::from_secs(1000),
             boot: Some(boot),
@@ -403,15 +388,7 @@ mod tests {
         until_limit(
             "echo Kernel panic - not syncing: x; sleep 1000",
             boot,
-            |error| {
-                matches!(
-                    error,
-                    Error::Guest {
-                        failure: Failure::Panic(_),
-                        ..
-                    }
-                )
-            },
+            |error| matches!(error.failure(), Some(Failure::Panic(_))),
         );
     }
 
@@ -422,16 +399,7 @@ mod tests {
             ..LIMITS
         };
         let error = shell("exec sleep 100", limits).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Guest {
-                    failure: Failure::Hang(_),
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error.failure(), Some(Failure::Hang(_))), "{error}");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use vpmu_guest_tools::end::End;
 use vpmu_guest_tools::files::{self, Lines};
 use vpmu_guest_tools::program;
 use vpmu_guest_tools::start::Process;
@@ -138,7 +137,7 @@ fn start(process: Process, words: &[&str], dialogue: Fd) -> Result<(), Errno> {
             dialogue.say(format_args!("pid {}", qemu.id()));
             qemu.wait()
         });
-        let status = status.map_or(1, |ended| End::from_wait_status(ended.status).status());
+        let status = status.map_or(1, |ended| ended.end.status());
         dialogue.say(format_args!("gone {status}"));
         sys::exit(0)
     };
