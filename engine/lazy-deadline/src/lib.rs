@@ -145,6 +145,7 @@ pub use host::{
 pub use slot::{AttachError, Slot, SlotRef};
 
 /// Counts an event.
+// Wraps: a count must not end the host, however long that runs.
 fn count(n: &mut u64) {
     *n = n.wrapping_add(1);
 }

@@ -85,6 +85,7 @@ impl Entries {
         let entry = section
             .fde_from_offset(&bases, EhFrameOffset(cie), EhFrame::cie_from_offset)
             .map_err(bad)?;
+        // The table has starts alone: `at` may be behind the last function, or between two.
         if !entry.contains(at) {
             return Ok(Found::Nothing);
         }
@@ -97,6 +98,7 @@ impl Entries {
         if is_elsewhere(row) {
             return Err(Cut::BadCfi);
         }
+        // A rule does not say that its function is a signal handler's return.
         if !is_signal && let Some(rule) = compact(row, start.wrapping_sub(object.base)) {
             return Ok(Found::Rule(rule));
         }
@@ -281,6 +283,7 @@ impl<'c> Caller<'_, '_, 'c> {
                     let value = Value::Generic(self.register(register)?);
                     evaluation.resume_with_register(value)
                 }
+                // Smaller reads are of no compiler's CFI.
                 EvaluationResult::RequiresMemory {
                     address, size: 8, ..
                 } => {

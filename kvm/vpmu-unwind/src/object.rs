@@ -119,6 +119,7 @@ impl Objects {
                 continue;
             }
             gap.uses += 1;
+            // By uses, not by time: the guest's time is not known here.
             if gap.uses < GAP_USES {
                 return true;
             }
@@ -128,9 +129,11 @@ impl Objects {
     }
 
     fn search(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Option<Object>, Cut> {
+        // Nothing is mapped at 0 (mmap_min_addr), and `page - 1` below needs a page above it.
         let lowest = at.saturating_sub(FARTHEST).max(PAGE);
         let mut below = at;
         while let Some(page) = reader.present_below(below, lowest)? {
+            // The first header below decides, even a bad one: behind it is another object's memory.
             if reader.array(page) == Ok(*b"\x7fELF") {
                 let found = self.parse(reader, page, at)?;
                 if found.is_none() {
@@ -191,6 +194,7 @@ impl Objects {
             if kind != PT_LOAD || flags & PF_X == 0 {
                 continue;
             }
+            // Code below its own header would cover other objects' addresses.
             let Some(end) = start.checked_add(length).filter(|_| start >= base) else {
                 return Ok(None);
             };

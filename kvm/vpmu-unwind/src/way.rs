@@ -83,6 +83,7 @@ impl Ways {
             let behind = instruction.next_ip();
             match self.step(reader, &mut way, &instruction)? {
                 Step::On => way.at = behind,
+                // The end of a loop. The way goes on where a conditional jump leads out of it.
                 Step::To(target) if target < behind => match exit.take() {
                     Some(other) if other.at >= behind => way = other,
                     _ => way.at = target,
@@ -121,6 +122,7 @@ impl Ways {
                 return Ok(Step::Jumps(instruction.near_branch64()));
             }
             FlowControl::Call | FlowControl::IndirectCall => {
+                // A call of the next instruction is how code finds its own address: what it pushes is never returned to.
                 let is_next = instruction.op0_kind() == OpKind::NearBranch64
                     && instruction.near_branch64() == instruction.next_ip();
                 let rbp = way.rbp.ok_or(Cut::NoCfi)?;

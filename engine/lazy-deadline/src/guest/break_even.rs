@@ -136,6 +136,7 @@ impl BreakEven {
         if self.asked < WINDOW {
             return false;
         }
+        // Percent of a window by products: a quotient would be rounded in favour of one way.
         let avoided = 100 * core::mem::take(&mut self.avoided);
         self.asked = 0;
         let is_against = match self.is_plain {

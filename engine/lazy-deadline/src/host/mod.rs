@@ -120,6 +120,7 @@ impl DeadlineTimer {
         let slot = self.shared(slot);
         publish(slot, 0);
         if self.lazy {
+            // No fence: the guest has exited to ask for this, and its stores came before that.
             match self.in_force(slot) {
                 0 => self.disarm(host),
                 deadline => {
@@ -150,6 +151,7 @@ impl DeadlineTimer {
         host: &mut H,
     ) -> Verdict {
         count(&mut self.statistics.writes);
+        // As a processor, which ignores the write in the other modes (SDM vol. 3A, "TSC-Deadline Mode").
         if self.lvt.mode != TimerMode::TscDeadline {
             return Verdict::Quiet;
         }
@@ -201,6 +203,7 @@ impl DeadlineTimer {
         let now = host.now();
         if now < self.armed {
             count(&mut self.statistics.stale);
+            // The host's timer was early, or the guest has set its TSC back. Its slot still says that the timer is armed.
             host.arm(self.armed);
             return Verdict::Quiet;
         }
@@ -227,6 +230,7 @@ impl DeadlineTimer {
             self.armed = pending.max(now.saturating_add(soonest));
             self.lazy = true;
             host.arm(self.armed);
+            // Behind the call: a guest that reads this value leaves out its write.
             publish(Some(slot), self.armed);
             return Verdict::Quiet;
         }
@@ -240,6 +244,7 @@ impl DeadlineTimer {
     pub fn expire_unknown_tsc(&mut self, slot: Option<SlotRef<'_>>) -> Verdict {
         count(&mut self.statistics.expiries);
         let slot = self.shared(slot);
+        // As in `expire`: the guest writes the MSR from here on, or has stored what it wanted.
         publish(slot, 0);
         full_fence(Fence::Host);
         let deadline = self.in_force(slot);
@@ -260,6 +265,7 @@ impl DeadlineTimer {
         slot: Option<SlotRef<'_>>,
         host: &mut H,
     ) {
+        // A change of the mask alone leaves the deadline: an interrupt is dropped when it comes due, not before.
         if lvt.mode != self.lvt.mode {
             let slot = self.shared(slot);
             publish(slot, 0);
@@ -272,6 +278,7 @@ impl DeadlineTimer {
     /// Returns all that must go with the guest, while its vCPU does not run. Nothing may expire here afterwards, unless
     /// the guest goes on here.
     pub fn save(&mut self, slot: Option<SlotRef<'_>>) -> DeadlineState {
+        // No fence: the vCPU does not run, and what it has stored is there.
         let slot = self.shared(slot);
         DeadlineState {
             layout: DeadlineState::LAYOUT,
@@ -318,7 +325,7 @@ impl DeadlineTimer {
             self.take(slot, state.deadline);
             return Ok(self.deliver(state.deadline));
         }
-        // The guest may still cancel it without an exit.
+        // The guest may still cancel it without an exit. `armed` stays 0 in the slot, so that the next deadline comes here.
         self.lazy = slot.is_some_and(|slot| slot.pending.load(Ordering::Relaxed) == state.deadline);
         host.arm(self.armed);
         Ok(Verdict::Quiet)
