@@ -189,7 +189,7 @@ impl PerfHost {
     /// Takes the overflows that have been signalled since the last call. Reads memory alone where there are none.
     pub fn take_overflows(&mut self) -> impl Iterator<Item = (Counter, Report)> + use<> {
         let mut due = CounterSet::EMPTY;
-        let mut unsure = std::mem::take(&mut self.unsampled) & self.events.open_events();
+        let mut unsure = CounterSet::EMPTY;
         for counter in self.notes.take() {
             match self.overflow(counter) {
                 Some(Report::Due) => due.insert(counter),
@@ -197,13 +197,14 @@ impl PerfHost {
                 None => {}
             }
         }
+        let mut asked = std::mem::take(&mut self.unsampled) & self.events.open_events();
         // The user's queue of signals was full, and SIGIO names no event: any that is awaited may have overflowed.
         if self.notes.take_overrun() {
-            let awaited = self.which(Slot::is_awaited);
-            for counter in awaited {
-                if self.may_have_overflowed(counter) {
-                    unsure.insert(counter);
-                }
+            asked |= self.which(Slot::is_awaited);
+        }
+        for counter in asked {
+            if self.may_have_overflowed(counter) {
+                unsure.insert(counter);
             }
         }
         let due = due.iter().map(|counter| (counter, Report::Due));
@@ -274,13 +275,13 @@ impl PerfHost {
         }
     }
 
-    /// Signals have been lost, perhaps one of `counter`, of which a report is wanted.
+    /// Signals have been lost, perhaps one of `counter`, or its samples have ended. Returns whether to report the counter.
     fn may_have_overflowed(&mut self, counter: Counter) -> bool {
         match &mut self.slots[counter] {
             Slot::Empty => false,
             Slot::Portion { .. } => self.is_time_up(counter),
             Slot::Whole { period, .. } => {
-                period.pass(self.repeating);
+                period.doubt(self.repeating);
                 true
             }
         }

@@ -97,6 +97,15 @@ impl Period {
         }
     }
 
+    /// The report that was wanted is made, although its signal may still come. That signal, which nobody can tell from the
+    /// next period's, vouches for nothing.
+    pub(crate) fn doubt(&mut self, repeating: bool) {
+        if let Self::Set { certain, .. } = self {
+            *certain = false;
+        }
+        self.pass(repeating);
+    }
+
     /// The report that was wanted is made.
     pub(crate) fn pass(&mut self, repeating: bool) {
         if !repeating && matches!(self, Self::Set { .. }) {
@@ -114,6 +123,14 @@ mod tests {
         period: 50_000,
         certain: true,
     };
+
+    #[test]
+    fn a_signal_that_may_be_of_a_report_made_before_vouches_for_nothing() {
+        let mut period = SET;
+        period.doubt(true);
+        assert_eq!(period.overflow(true), Overflow::Report(Report::Unsure));
+        assert_eq!(period.overflow(true), Overflow::Report(Report::Due));
+    }
 
     #[test]
     fn a_report_is_made_once_unless_the_period_repeats() {

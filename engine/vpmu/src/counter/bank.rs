@@ -319,8 +319,8 @@ pub(crate) trait Model {
             self.settle(n.alone(), host);
         }
         self.apply(host);
-        if reads {
-            self.bank_mut().hosted.repeats_mut(n).note_rest();
+        if asks {
+            self.bank_mut().hosted.repeats_mut(n).note_asked(reads);
         }
     }
 

@@ -332,7 +332,9 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let slot = &mut self.slots[counter];
         // A clock may report some microseconds before its total is there. The event that repeats has then begun the next
         // period, and the end of this one would pass without a report.
-        if !core::mem::take(&mut slot.overtaken) {
+        let is_over = core::mem::take(&mut slot.overtaken);
+        // Where it stands in its period is then not known from a total.
+        if !is_over || slot.repeats.is_adrift {
             slot.armed = None;
         }
         counted

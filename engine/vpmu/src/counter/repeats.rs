@@ -9,6 +9,9 @@ pub(crate) struct Repeats {
     pub(super) period: Option<NonZeroU64>,
     /// Whether `period` is what was left of the model's own when the event was read after a report.
     pub(super) is_rest: bool,
+    /// Whether `period` was asked for unread: each ends so many events later than the model believes as the report came
+    /// late.
+    pub(super) is_adrift: bool,
     /// Whether the event may repeat its period once more although the model waits for nothing soon.
     pub(super) may_idle: bool,
 }
@@ -22,14 +25,16 @@ impl Repeats {
         Self {
             period,
             is_rest: false,
+            is_adrift: false,
             may_idle: false,
         }
     }
 
-    /// Notes that the event was read after its report, and asked for what was left of its period.
-    pub(super) const fn note_rest(&mut self) {
+    /// Notes that the event was asked for its next period at a report: for what was left of it where the event `was_read`.
+    pub(super) const fn note_asked(&mut self, was_read: bool) {
         // An event that reports once repeats nothing: its next period is asked for anyway.
-        self.is_rest = self.period.is_some();
+        self.is_rest = was_read && self.period.is_some();
+        self.is_adrift = !was_read;
     }
 
     /// Notes whether the report was an overflow. An event that repeats is then not asked again for a report that is

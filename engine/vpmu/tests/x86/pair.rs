@@ -211,6 +211,7 @@ impl<R: Reference> Pair<R> {
                 }
                 // A host has no counters of other numbers to report.
                 if let Some(counter) = Counter::new(n) {
+                    host.lose_report(counter);
                     let _ = pmu.overflow(counter, Report::Unsure, host);
                 }
             }

@@ -154,6 +154,11 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
         }
     }
 
+    /// Drops the report of `n` that has not been taken.
+    pub(crate) fn lose_report(&mut self, n: Counter) {
+        self.reports -= n.alone();
+    }
+
     /// Returns how many events that `counts` accepts are left until the next report of such a
     /// counter.
     pub(crate) fn soonest(&self, counts: impl Fn(&E) -> bool) -> Option<u64> {
