@@ -29,7 +29,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -39,7 +39,8 @@ use vpmu_perf::Backing;
 
 use crate::offer::{Offer, Pmu};
 use crate::slot::{
-    self, BACKING, COUNTS, HEADER, MODEL, STATE, STRIDE, Slot, TAKEN_EVER, THREAD, VALID, WORDS,
+    self, BACKING, COUNTS, FILE, HEADER, MODEL, Mapped, STATE, STRIDE, Slot, TAKEN_EVER, THREAD,
+    VALID, WORDS,
 };
 use crate::stats::{Exits, FIGURES, KINDS, Statistics};
 
@@ -55,14 +56,13 @@ const MOST_BYTES: u64 = 4 << 20;
 const BACKINGS: [Option<Backing>; 3] = [None, Some(Backing::Hardware), Some(Backing::Clock)];
 const MODELS: [&str; 4] = ["none", "intel", "amd", "paravirtual"];
 
-/// The file of this process. The descriptors are open as long as the process, which has the lock by them.
+/// The file of this process, by its name.
 static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
 
 struct Published {
     folder: OwnedFd,
     path: PathBuf,
     process: u32,
-    _locked: OwnedFd,
 }
 
 /// Publishes the statistics of the vCPUs that are attached from now on ([`Vcpu::attach`](crate::Vcpu::attach)) in a file that `vpmu top` and `vpmu metrics` read: `/run/vpmu/PID` where this
@@ -87,11 +87,11 @@ pub fn publish() -> io::Result<Option<PathBuf>> {
         // Another mode of a folder that is there is its administrator's choice.
         let _ = fs::mkdir(&folder, mode.into());
         match make(&folder) {
-            Ok((made, words)) => {
+            Ok((made, mapped)) => {
                 let path = made.path.clone();
                 *published = Some(made);
                 // Nobody else sets it: the lock is held.
-                slot::fill(words);
+                let _ = FILE.set(mapped);
                 // SAFETY: the function takes no argument, and stays.
                 let _ = unsafe { libc::atexit(remove) };
                 return Ok(Some(path));
@@ -121,7 +121,7 @@ fn folders() -> Vec<(PathBuf, u32)> {
 }
 
 /// Makes the file in this folder, under the name of this process.
-fn make(path: &Path) -> io::Result<(Published, &'static [AtomicU64])> {
+fn make(path: &Path) -> io::Result<(Published, Mapped)> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = fs::open(path, flags, Mode::empty())?;
     sweep(&folder);
@@ -137,10 +137,10 @@ fn make(path: &Path) -> io::Result<(Published, &'static [AtomicU64])> {
     // EXCL: whatever somebody has put there, a symbolic link above all, is not opened.
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     let file = fs::openat(&folder, &unready, flags, 0o640.into())?;
-    let made = begin(&file, process).and_then(|words| {
+    let made = begin(file, process).and_then(|mapped| {
         // The name appears when the file is whole and locked.
         fs::renameat(&folder, &unready, &folder, &name)?;
-        Ok(words)
+        Ok(mapped)
     });
     if made.is_err() {
         let _ = fs::unlinkat(&folder, &unready, AtFlags::empty());
@@ -149,22 +149,22 @@ fn make(path: &Path) -> io::Result<(Published, &'static [AtomicU64])> {
         folder,
         path: path.join(name),
         process,
-        _locked: file,
     };
     Ok((published, made?))
 }
 
 /// Locks, sizes and maps the file, and writes its first words.
-fn begin(file: &OwnedFd, process: u32) -> io::Result<&'static [AtomicU64]> {
-    fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive)?;
+fn begin(file: OwnedFd, process: u32) -> io::Result<Mapped> {
+    fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)?;
     // Pages that no vCPU uses take no memory.
-    fs::ftruncate(file, BYTES as u64)?;
+    fs::ftruncate(&file, BYTES as u64)?;
     let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
     // SAFETY: a new mapping, at an address that the kernel chooses.
-    let map = unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, access, kind, file, 0)? };
+    let map = unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, access, kind, &file, 0)? };
     // SAFETY: mapped until the process ends, at a multiple of a page, and zero. Only this process may write: the file has
     // this process's owner, who can shorten it, and then kills his own process by SIGBUS.
     let words = unsafe { std::slice::from_raw_parts(map.cast::<AtomicU64>(), WORDS) };
+    let mapped = Mapped::new(file, words)?;
     let header = [
         MAGIC,
         VERSION,
@@ -176,7 +176,7 @@ fn begin(file: &OwnedFd, process: u32) -> io::Result<&'static [AtomicU64]> {
         FIGURES as u64,
     ];
     slot::put(words, &header);
-    Ok(words)
+    Ok(mapped)
 }
 
 /// Removes the files of processes that were killed, as far as this process may.
@@ -255,6 +255,10 @@ fn read_folder(path: &Path, processes: &mut Vec<Process>, refused: &mut Vec<(Pat
         Err(error) => return refused.push((path.to_owned(), error.into())),
     };
     for name in names(&folder) {
+        if let Some(words) = own(&folder, &name) {
+            processes.extend(parse(std::process::id(), &words));
+            continue;
+        }
         match open(&folder, &name).and_then(|file| read(&file)) {
             Ok(found) => processes.extend(found),
             // It has ended meanwhile.
@@ -262,6 +266,25 @@ fn read_folder(path: &Path, processes: &mut Vec<Process>, refused: &mut Vec<(Pat
             Err(error) => refused.push((path.join(&name), error)),
         }
     }
+}
+
+/// Returns the words of the file that this process publishes, if it has this name. The file is not to be opened here: with
+/// any descriptor of it that a process closes, all of the process's record locks on it end (POSIX, fcntl).
+fn own(folder: &OwnedFd, name: &OsStr) -> Option<Vec<[u8; 8]>> {
+    let mapped = FILE.get()?;
+    let its = fs::fstat(&mapped.file).ok()?;
+    let named = fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    if (named.st_dev, named.st_ino) != (its.st_dev, its.st_ino) {
+        return None;
+    }
+    let vcpus = mapped.words[TAKEN_EVER].load(Ordering::Relaxed);
+    let length = HEADER + STRIDE * usize::try_from(u64::from_le(vcpus)).ok()?;
+    let words = mapped.words.get(..length)?.iter();
+    Some(
+        words
+            .map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
+            .collect(),
+    )
 }
 
 /// Returns the names that are numbers of processes.

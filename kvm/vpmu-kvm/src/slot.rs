@@ -1,7 +1,11 @@
 //! The words of this process's vCPUs, in the file that [`publish`](crate::publish) describes.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, fallocate};
 
 /// The words before the first vCPU's.
 pub(crate) const HEADER: usize = 8;
@@ -23,12 +27,42 @@ const FREE: u64 = 0;
 pub(crate) const VALID: u64 = 1;
 const TAKEN: u64 = 2;
 
-/// The mapped file.
-static FILE: OnceLock<&'static [AtomicU64]> = OnceLock::new();
+/// The file of this process.
+pub(crate) static FILE: OnceLock<Mapped> = OnceLock::new();
 
-/// Lets vCPUs take places among these words, from now on. Further calls change nothing.
-pub(crate) fn fill(words: &'static [AtomicU64]) {
-    let _ = FILE.set(words);
+/// A mapped file, which no vCPU uses yet. It is locked as long as its descriptor is open.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    pub(crate) file: OwnedFd,
+    pub(crate) words: &'static [AtomicU64],
+    /// The places that the file system has given memory for.
+    reserved: AtomicU64,
+}
+
+impl Mapped {
+    pub(crate) fn new(file: OwnedFd, words: &'static [AtomicU64]) -> io::Result<Self> {
+        let reserved = AtomicU64::new(0);
+        let mapped = Self {
+            file,
+            words,
+            reserved,
+        };
+        mapped.reserve(1)?;
+        Ok(mapped)
+    }
+
+    /// Has the file system give memory for so many places. Where it had none, a store would end the process by SIGBUS.
+    fn reserve(&self, places: u64) -> io::Result<()> {
+        // Those of a page at once. All of them would take half a megabyte of each process.
+        const OF_PAGE: u64 = 4096 / (8 * STRIDE as u64);
+        if places > self.reserved.load(Ordering::Relaxed) {
+            let places = places.next_multiple_of(OF_PAGE);
+            let bytes = 8 * (HEADER as u64 + places * STRIDE as u64);
+            fallocate(&self.file, FallocateFlags::empty(), 0, bytes)?;
+            self.reserved.fetch_max(places, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn put(words: &[AtomicU64], values: &[u64]) {
@@ -45,17 +79,19 @@ pub(crate) struct Slot(Option<&'static [AtomicU64]>);
 impl Slot {
     /// Takes a free place, if there is a file.
     pub(crate) fn take(backing: u64, model: u64) -> Self {
-        let Some((header, slots)) = FILE.get().map(|words| words.split_at(HEADER)) else {
+        let Some(mapped) = FILE.get() else {
             return Self(None);
         };
-        let mut slots = (1_u64..).zip(slots.chunks(STRIDE));
+        let (header, slots) = mapped.words.split_at(HEADER);
+        let slots = (1_u64..).zip(slots.chunks_exact(STRIDE));
         let take = |(_, slot): &(u64, &[AtomicU64])| {
             let (relaxed, taken) = (Ordering::Relaxed, TAKEN.to_le());
             slot[STATE]
                 .compare_exchange(FREE, taken, relaxed, relaxed)
                 .is_ok()
         };
-        let Some((number, slot)) = slots.find(take) else {
+        let mut there = slots.take_while(|(number, _)| mapped.reserve(*number).is_ok());
+        let Some((number, slot)) = there.find(take) else {
             return Self(None);
         };
         let mut words = [0; STRIDE];

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Exit;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 /// Returns the statistics that a file of these words has.
 fn parsed(words: &[u64]) -> Option<Process> {
@@ -64,15 +64,30 @@ fn a_file_appears_whole_and_no_link_is_followed() {
     }
     // A process that was killed.
     std::fs::write(folder.join("1"), "").unwrap();
-    let (published, words) = make(&folder).unwrap();
+    let (published, mapped) = make(&folder).unwrap();
     assert_eq!(std::fs::read(&aim).unwrap(), b"kept");
     let about = std::fs::symlink_metadata(&published.path).unwrap();
     assert!(about.is_file());
     assert_eq!(about.permissions().mode() & 0o777 & !0o640, 0);
-    assert_eq!(words.len(), WORDS);
+    assert_eq!(mapped.words.len(), WORDS);
+    // In a full file system a store to a page without memory would end the process.
+    assert!(about.blocks() * 512 >= 8 * (HEADER + 8 * STRIDE) as u64);
     let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().flatten().collect();
     left.retain(|entry| entry.file_name() != "aim");
     assert_eq!(left.len(), 1, "{left:?}");
+
+    // A process that reads what is published still publishes afterwards.
+    let inode = about.ino();
+    FILE.set(mapped).unwrap();
+    let slots: Vec<_> = (0..9).map(|_| Slot::take(0, 1)).collect();
+    let (mut processes, mut refused) = (Vec::new(), Vec::new());
+    read_folder(&folder, &mut processes, &mut refused);
+    assert_eq!(processes[0].id, std::process::id());
+    assert!(processes[0].vcpus.len() >= slots.len() && refused.is_empty());
+    let about = std::fs::metadata(&published.path).unwrap();
+    assert!(about.blocks() * 512 >= 8 * (HEADER + 16 * STRIDE) as u64);
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    assert!(locks.contains(&format!(":{inode} ")), "{locks}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
