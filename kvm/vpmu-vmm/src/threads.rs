@@ -68,7 +68,10 @@ pub(super) fn run(
             .find(Result::is_err)
             .unwrap_or(Err(Error::Panicked)),
     };
-    signals.stopping.store(true, Ordering::Relaxed);
+    // A guest that is saved is lost with the process.
+    if !matches!(end, Ok(Ending::Saved)) {
+        signals.stopping.store(true, Ordering::Relaxed);
+    }
     machine.stop.store(true, Ordering::Relaxed);
     // All vCPUs are collected, whatever happened to one.
     let vcpus = threads.into_iter().flatten();
@@ -153,8 +156,8 @@ impl Starter {
 struct Signals {
     handle: signal_hook::iterator::Handle,
     thread: JoinHandle<()>,
-    /// Once set, a second signal ends the process as it would without a handler, so that a console
-    /// that nobody reads from cannot keep the process.
+    /// Once set, a signal ends the process as it would without a handler, so that a console that nobody reads from cannot
+    /// keep the process. The first SIGINT or SIGTERM sets it.
     stopping: Arc<AtomicBool>,
 }
 
@@ -168,6 +171,7 @@ impl Signals {
         let stopping = Arc::default();
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&stopping))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stopping)))
                 .map_err(error)?;
         }
         let ending = ending.clone();

@@ -34,10 +34,21 @@ const FAILED: u8 = 125;
 const USAGE: u8 = 2;
 const INTERRUPTED: u8 = 130;
 
+/// Returns the set of signals that this process ignores, signal 1 in the lowest bit (proc_pid_status(5)).
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let cancel = Cancel::default();
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    // What was ignored stays so, as under nohup, and in a program that `vpmu exec` becomes.
+    let ignored = ignored_signals();
+    let signals = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    for signal in signals.filter(|signal| ignored >> (signal - 1) & 1 == 0) {
         // Twice: the first asks politely, the second ends vpmu at once.
         let registered = signal_hook::flag::register_conditional_shutdown(
             signal,
@@ -58,7 +69,7 @@ fn main() -> ExitCode {
             input,
             output,
             bzimage,
-        } => rewrite_kernel::rewrite_kernel(input, output, *bzimage),
+        } => rewrite_kernel::rewrite_kernel(input, output, *bzimage, &cancel),
         Verb::Exec(options) => exec::exec(options),
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         Verb::Top(options) => fleet::top::top(options, &cancel),

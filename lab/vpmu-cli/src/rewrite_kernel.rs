@@ -1,18 +1,24 @@
 //! `vpmu rewrite-kernel`: a distribution's kernel without RDPMC.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
 use vpmu_kernel::{Kernel, Search};
-use vpmu_lab::host::files::write_whole;
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::{Error, Result};
 
 use crate::print::print;
 
 /// Unpacks, rewrites, packs into a `bzimage` again if that is wanted, writes, and says what was done.
-pub(crate) fn rewrite_kernel(input: &Path, output: &Path, bzimage: bool) -> Result<ExitCode> {
+pub(crate) fn rewrite_kernel(
+    input: &Path,
+    output: &Path,
+    bzimage: bool,
+    cancel: &Cancel,
+) -> Result<ExitCode> {
+    check_writable(output)?;
     let image = match vpmu_kernel::read_file(input) {
         Ok(image) => image,
         Err(vpmu_kernel::Error::Read(_, error)) => return Err(Error::file("read", input)(error)),
@@ -21,7 +27,9 @@ pub(crate) fn rewrite_kernel(input: &Path, output: &Path, bzimage: bool) -> Resu
     match rewritten(image, bzimage) {
         Ok((kernel, search, bytes)) => {
             let bytes = bytes.as_deref().unwrap_or(kernel.elf());
-            write(output, bytes)?;
+            // To pack takes a minute.
+            cancel.check()?;
+            write_whole(output, bytes)?;
             print(&report(output, bytes.len(), &kernel, &search))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -50,18 +58,6 @@ fn rewritten(
 fn refused(input: &Path, error: &vpmu_kernel::Error) -> ExitCode {
     eprintln!("vpmu: {}: {error}", input.display());
     ExitCode::FAILURE
-}
-
-/// Replaces a file, or the file that a link names, whole or not at all.
-fn write(path: &Path, kernel: &[u8]) -> Result<()> {
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
-        return Err(Error::format(
-            path,
-            "is there already, and is no regular file",
-        ));
-    }
-    write_whole(&path, kernel)
 }
 
 fn report(output: &Path, bytes: usize, kernel: &Kernel, search: &Search) -> String {

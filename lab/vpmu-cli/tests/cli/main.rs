@@ -406,3 +406,18 @@ fn no_network() {
         "{errors}"
     );
 }
+
+/// nohup's command survives its terminal, and whoever it becomes, too.
+#[test]
+fn a_signal_that_was_ignored_stays_so() {
+    let home = tempfile::tempdir().unwrap();
+    let vpmu = vpmu(home.path());
+    let mut shell = Command::new("sh");
+    let script = "trap '' HUP; \"$0\" metrics --listen 127.0.0.1:0 & \
+        for _ in $(seq 100); do grep -q '^SigCgt:.*[4-7c-f]...$' /proc/$!/status && break; sleep 0.1; done; \
+        kill -HUP $!; sleep 0.3; kill -TERM $!; wait $!";
+    let status = shell.args(["-c", script]).arg(vpmu.get_program());
+    let output = status.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+}

@@ -76,7 +76,7 @@ fn what_cannot_be_done_leaves_what_was_there() {
         (&input, &output, 1, "neither a bzImage"),
         (&absent, &output, 125, "No such file"),
         (&kernel, &nowhere, 125, "No such file"),
-        (&kernel, &folder.path().to_owned(), 125, "no regular file"),
+        (&kernel, &folder.path().to_owned(), 125, "is a folder"),
     ] {
         let done = rewrite(input, output);
         let errors = String::from_utf8(done.stderr).unwrap();

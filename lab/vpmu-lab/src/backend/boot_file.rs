@@ -66,7 +66,14 @@ pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result
         ));
     }
     let guest_file = read(guest)?;
-    let mut memory = GUEST_OFFSET as u64 + guest_memory(&guest_file).div_ceil(0x1000) * 0x1000;
+    // The lengths are what a file's header claims.
+    let behind = |offset: u64, length: u64| {
+        let end = length.checked_next_multiple_of(0x1000);
+        let end = end.and_then(|length| offset.checked_add(length));
+        end.filter(|end| u32::try_from(*end).is_ok())
+            .ok_or_else(|| Error::format(guest, "a boot file takes less than 4 GiB of memory"))
+    };
+    let mut memory = behind(GUEST_OFFSET as u64, guest_memory(&guest_file))?;
     file.resize(GUEST_OFFSET, 0);
     put(&mut file, GUEST_LENGTH, guest_file.len() as u64);
     file.extend_from_slice(&guest_file);
@@ -83,7 +90,7 @@ pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result
             put(&mut file, word + 8, part.len() as u64);
             file.resize(offset as usize, 0);
             file.extend_from_slice(&part);
-            memory = offset + (part.len() as u64).div_ceil(0x1000) * 0x1000;
+            memory = behind(offset, part.len() as u64)?;
         }
         put(
             &mut file,
@@ -98,9 +105,8 @@ pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result
         (PE_SECTION_MEMORY, memory - PE_SECTION),
         (PE_SECTION_FILE, length - PE_SECTION),
     ] {
-        let too_long = |_| Error::format(guest, "a boot file takes less than 4 GiB of memory");
-        let value = u32::try_from(value).map_err(too_long)?;
-        file[word..word + 4].copy_from_slice(&value.to_le_bytes());
+        // Less than `memory`, which fits.
+        file[word..word + 4].copy_from_slice(&(value as u32).to_le_bytes());
     }
     Ok(file)
 }
@@ -247,6 +253,12 @@ mod tests {
     fn refused() {
         for guest in [&b""[..], b"\x1f\x8b\x08", b"\x7fELF", b"MZ\0\0zimg"] {
             assert!(build_from(&monitor(), guest).is_err());
+        }
+        for claimed in [1 << 32, 1 << 40, u64::MAX - 0xfff, u64::MAX] {
+            let mut guest = vec![0; 5000];
+            put(&mut guest, IMAGE_SIZE, claimed);
+            guest[IMAGE_MAGIC..IMAGE_MAGIC + 4].copy_from_slice(b"ARM\x64");
+            assert!(build_from(&monitor(), &guest).is_err());
         }
         assert!(build_from(&[0; 0x2000], b"guest").is_err());
         assert!(build_from(&monitor()[..0x800], b"guest").is_err());

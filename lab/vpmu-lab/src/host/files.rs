@@ -1,20 +1,32 @@
 //! Files that others read, written whole or not at all.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Writes `contents` to `path` so that a reader sees all of it or none.
+/// Writes `contents` to `path`, or to the file that a link names, so that a reader sees all of it or none.
 ///
 /// # Errors
 ///
 /// When the folder of `path` cannot be written.
 pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
-    let folder = folder_of(path);
+    let Some(path) = replaceable(path) else {
+        return fs::write(path, contents).map_err(Error::file("write", path));
+    };
+    let folder = folder_of(&path);
     let file = tempfile::NamedTempFile::new_in(folder).map_err(Error::file("write in", folder))?;
-    fs::write(file.path(), contents).map_err(Error::file("write", path))?;
-    publish(file, path)
+    fs::write(file.path(), contents).map_err(Error::file("write", &path))?;
+    publish(file, &path)
+}
+
+/// Returns the file that stands at `path`, behind links. `None`: a terminal, a pipe or another device, which no file may
+/// replace.
+fn replaceable(path: &Path) -> Option<PathBuf> {
+    match fs::metadata(path) {
+        Ok(about) if !about.is_file() => None,
+        _ => Some(fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
+    }
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -56,8 +68,10 @@ pub fn check_writable(path: &Path) -> Result<()> {
             .open(path)
             .map_err(Error::file("write", path))?;
     }
-    let folder = folder_of(path);
-    tempfile::tempfile_in(folder).map_err(Error::file("write in", folder))?;
+    if let Some(path) = replaceable(path) {
+        let folder = folder_of(&path);
+        tempfile::tempfile_in(folder).map_err(Error::file("write in", folder))?;
+    }
     Ok(())
 }
 
@@ -74,6 +88,25 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"2");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert!(write_whole(&folder.path().join("no/such"), b"").is_err());
+    }
+
+    #[test]
+    fn links_are_followed_and_devices_stay() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), b"1").unwrap();
+        symlink("file", at("link")).unwrap();
+        write_whole(&at("link"), b"2").unwrap();
+        assert_eq!(fs::read(at("file")).unwrap(), b"2");
+        assert!(fs::symlink_metadata(at("link")).unwrap().is_symlink());
+
+        let null = Path::new("/dev/null");
+        check_writable(null).unwrap();
+        symlink(null, at("device")).unwrap();
+        write_whole(&at("device"), b"3").unwrap();
+        let about = fs::metadata(at("device")).unwrap();
+        assert!(about.file_type().is_char_device());
     }
 
     #[test]

@@ -173,12 +173,34 @@ impl BootDisk {
 }
 
 /// Returns the format of the user's image: QEMU's own, or none.
+///
+/// # Errors
+///
+/// When the image has parts in other files: whoever made it would choose which of this machine's files the guest reads.
 fn format_of(path: &Path) -> Result<&'static str> {
     use std::io::Read;
-    let mut start = [0; 4];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    // As QEMU's docs/interop/qcow2.txt has it, in big-endian numbers.
+    const OF_DATA_FILE: u64 = 1 << 2;
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(80).read_to_end(&mut head));
     read.map_err(Error::file("read", path))?;
-    Ok(if start == *b"QFI\xfb" { "qcow2" } else { "raw" })
+    let number = |at: usize| {
+        let bytes = head.get(at..at + 8)?.try_into().ok()?;
+        Some(u64::from_be_bytes(bytes))
+    };
+    if !head.starts_with(b"QFI\xfb") {
+        return Ok("raw");
+    }
+    let is_old = head[4..].starts_with(&2_u32.to_be_bytes());
+    let has_backing = number(8) != Some(0);
+    let has_data_file = !is_old && number(72).is_none_or(|bits| bits & OF_DATA_FILE != 0);
+    match has_backing || has_data_file {
+        true => Err(Error::format(
+            path,
+            "has parts in other files; make it whole by qemu-img convert -O qcow2 IMAGE WHOLE",
+        )),
+        false => Ok("qcow2"),
+    }
 }
 
 const PREFIX: &str = "disk-";
@@ -348,4 +370,31 @@ fn make_system(root: &Path, image: &Path, cancel: &Cancel) -> Result<()> {
         .arg(format!("{}k", SYSTEM.size >> 10));
     command.env("E2FSPROGS_FAKE_TIME", archive::MTIME.to_string());
     MKE2FS.run(command, cancel, &|| ()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_read_by_itself_alone() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let format = |version: u8, backing: u64, features: u64| {
+            let mut head = [0; 104];
+            head[..4].copy_from_slice(b"QFI\xfb");
+            head[7] = version;
+            head[8..16].copy_from_slice(&backing.to_be_bytes());
+            head[72..80].copy_from_slice(&features.to_be_bytes());
+            fs::write(file.path(), head).unwrap();
+            format_of(file.path()).ok()
+        };
+        assert_eq!(format(2, 0, 0), Some("qcow2"));
+        assert_eq!(format(3, 0, 1), Some("qcow2"));
+        assert_eq!(format(3, 0, 1 << 2), None, "a data file");
+        assert_eq!(format(2, 512, 0), None, "a backing file");
+        fs::write(file.path(), "raw").unwrap();
+        assert_eq!(format_of(file.path()).unwrap(), "raw");
+        fs::write(file.path(), b"QFI\xfb").unwrap();
+        assert!(format_of(file.path()).is_err(), "cut off");
+    }
 }

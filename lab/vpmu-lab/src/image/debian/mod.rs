@@ -209,8 +209,6 @@ impl Pool {
         let packages = folder.join("packages");
         fs::create_dir_all(&packages).map_err(Error::file("create", &packages))?;
 
-        // The unfinished files of killed runs.
-        remove_folders(&folder, TEMPORARY);
         let task = progress.task("reading Debian's package index");
         let apt = Apt::new(
             &folder.join("apt"),
@@ -276,6 +274,8 @@ impl Pool {
         folder: &Path,
         fill: impl FnOnce(&Path, &Path) -> Result<()>,
     ) -> Result<()> {
+        // The unfinished files of killed runs: there is one at a time.
+        remove_folders(&self.folder, TEMPORARY);
         let scratch = temporary(&self.folder)?;
         let made = scratch.path().join("made");
         fs::create_dir(&made).map_err(Error::file("create", &made))?;
