@@ -207,7 +207,10 @@ enum vpmu_status vpmu_kvm_publish(void);
  */
 enum vpmu_status vpmu_kvm_attach(const struct vpmu_kvm_vm *vm, int vm_fd, int vcpu_fd, struct vpmu_kvm **pmu);
 
-/** Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused. NULL is left alone. */
+/**
+ * Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused, and so is a wait in
+ * `vpmu_kvm_serve_deadline`, which ends. The guest's memory is not used any more when this returns. NULL is left alone.
+ */
 enum vpmu_status vpmu_kvm_detach(struct vpmu_kvm *pmu);
 
 /**
@@ -281,7 +284,7 @@ enum vpmu_outcome vpmu_kvm_set_msr(struct vpmu_kvm *pmu,
 
 /**
  * Waits until the deadline expires, and delivers its interrupt. On a thread of the VMM's, again and again. Also returns
- * after `vpmu_kvm_wake_deadline`.
+ * after `vpmu_kvm_wake_deadline`, and is refused after `vpmu_kvm_detach`.
  */
 enum vpmu_status vpmu_kvm_serve_deadline(struct vpmu_kvm *pmu);
 

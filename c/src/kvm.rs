@@ -71,6 +71,8 @@ struct Attached {
     vcpu: Mutex<Vcpu>,
     // Beside the lock: another thread waits for it while the vCPU runs.
     deadline: Option<Arc<Deadline>>,
+    /// Whether the vCPU was detached. Held while an expiry uses the guest's memory.
+    detached: Mutex<bool>,
     /// The VM's places of RDPMC.
     rdpmc: Option<Arc<Rdpmc>>,
 }
@@ -80,6 +82,10 @@ static PMUS: Table<Attached> = Table::new();
 impl Attached {
     fn vcpu(&self) -> MutexGuard<'_, Vcpu> {
         self.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn detached(&self) -> MutexGuard<'_, bool> {
+        self.detached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -96,9 +102,12 @@ fn perform(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu)) -> VpmuStatus {
     })
 }
 
-fn with_deadline(pmu: *const VpmuKvm, act: impl FnOnce(&Deadline) -> VpmuStatus) -> VpmuStatus {
+fn with_deadline(
+    pmu: *const VpmuKvm,
+    act: impl FnOnce(&Attached, &Deadline) -> VpmuStatus,
+) -> VpmuStatus {
     PMUS.with(pmu, |attached| match &attached.deadline {
-        Some(deadline) => act(deadline),
+        Some(deadline) => act(attached, deadline),
         None => misuse("the guest was not offered a deadline"),
     })
 }
@@ -143,6 +152,7 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
             }
             *pmu = PMUS.add(Attached {
                 deadline: vcpu.deadline(),
+                detached: Mutex::new(false),
                 vcpu: Mutex::new(vcpu),
                 rdpmc: vm.rdpmc.as_ref().map(Arc::clone),
             });
@@ -152,9 +162,17 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
     }
 }
 
-/// Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused. NULL is left alone.
+/// Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused, and so is a wait in
+/// `vpmu_kvm_serve_deadline`, which ends. The guest's memory is not used any more when this returns. NULL is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_detach(pmu: *mut VpmuKvm) -> VpmuStatus {
+    if !pmu.is_null()
+        && let Ok(attached) = PMUS.find(pmu)
+        && let Some(deadline) = &attached.deadline
+    {
+        *attached.detached() = true;
+        deadline.wake();
+    }
     PMUS.remove(pmu)
 }
 
@@ -328,11 +346,14 @@ pub extern "C" fn vpmu_kvm_set_msr(pmu: *mut VpmuKvm, index: u32, value: u64) ->
 }
 
 /// Waits until the deadline expires, and delivers its interrupt. On a thread of the VMM's, again and again. Also returns
-/// after `vpmu_kvm_wake_deadline`.
+/// after `vpmu_kvm_wake_deadline`, and is refused after `vpmu_kvm_detach`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_serve_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
-    with_deadline(pmu, |deadline| match deadline.wait() {
-        Ok(()) => status(deadline.expire()),
+    with_deadline(pmu, |attached, deadline| match deadline.wait() {
+        Ok(()) => match attached.detached() {
+            detached if *detached => misuse("this handle was given back meanwhile"),
+            _held => status(deadline.expire()),
+        },
         Err(error) => misuse(&format!("timerfd: {error}")),
     })
 }
@@ -340,7 +361,7 @@ pub extern "C" fn vpmu_kvm_serve_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
 /// Ends another thread's wait in `vpmu_kvm_serve_deadline`. The deadline stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_wake_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
-    with_deadline(pmu, |deadline| {
+    with_deadline(pmu, |_, deadline| {
         deadline.wake();
         VpmuStatus::Ok
     })

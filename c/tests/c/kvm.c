@@ -125,6 +125,13 @@ static int handles(void)
 	return 0;
 }
 
+static void *serve(void *pmu)
+{
+	while (vpmu_kvm_serve_deadline(pmu) == VPMU_STATUS_OK)
+		;
+	return NULL;
+}
+
 static int with_kvm(struct vpmu_kvm_vm *offer)
 {
 	static const uint8_t denied[1];
@@ -132,6 +139,7 @@ static int with_kvm(struct vpmu_kvm_vm *offer)
 	unsigned char saved[VPMU_STATE_SIZE];
 	struct vpmu_kvm_statistics statistics = {.size = sizeof(statistics)};
 	struct vpmu_kvm *pmu = NULL, *stale;
+	pthread_t server;
 	uint64_t value = 0;
 	size_t length;
 	int kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC), vm, vcpu;
@@ -182,8 +190,12 @@ static int with_kvm(struct vpmu_kvm_vm *offer)
 	signal(SIGRTMIN + 1, SIG_DFL);
 	REFUSED(vpmu_kvm_before_run(pmu), VPMU_STATUS_HOST, "another real-time signal");
 
+	/* A thread that waits for the deadline does not outlive its PMU. */
 	stale = pmu;
+	CHECK(pthread_create(&server, NULL, serve, pmu) == 0);
+	usleep(20000);
 	CHECK(vpmu_kvm_detach(pmu) == VPMU_STATUS_OK);
+	CHECK(pthread_join(server, NULL) == 0);
 	REFUSED(vpmu_kvm_before_run(stale), VPMU_STATUS_MISUSE, "given back");
 	REFUSED(vpmu_kvm_detach(stale), VPMU_STATUS_MISUSE, "given back");
 	close(vcpu);
