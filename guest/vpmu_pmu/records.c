@@ -34,6 +34,13 @@ bool vpmu_pmu_is_recorded(struct vpmu_pmu_cpu *c, struct perf_event *event)
 	/* With each interrupt the core comes nearer to its frequency. */
 	if (!c->buffer || (attr->freq && event->hw.config_base != VPMU_PMU_SETTLED))
 		return false;
+	/* A program (BPF) is called by the core, and wants the registers. */
+	if (!attr->sample_type)
+		return false;
+#ifdef CONFIG_BPF_SYSCALL
+	if (event->prog)
+		return false;
+#endif
 	/* Who wants to be woken by a sample wants it at once. */
 	if (attr->wakeup_events && !attr->watermark)
 		return false;
