@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     let cancel = Cancel::default();
     // What was ignored stays so, as under nohup, and in a program that `vpmu exec` becomes.
     let ignored = ignored_signals();
-    let signals = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    let signals = [SIGHUP, SIGINT, SIGTERM].into_iter();
     for signal in signals.filter(|signal| ignored >> (signal - 1) & 1 == 0) {
         // Twice: the first asks politely, the second ends vpmu at once.
         let registered = signal_hook::flag::register_conditional_shutdown(
