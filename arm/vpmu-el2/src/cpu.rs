@@ -68,12 +68,14 @@ pub fn id_registers() -> (u64, u64) {
 
 /// Stops all counters of this CPU and clears their interrupts, which are UNKNOWN after reset: once, before the first guest.
 pub fn quiet() {
+    // Bit 32 is FEAT_PMUv3_ICNTR's, which the PMU never uses, and whose interrupt would otherwise not end.
+    const EVERY_COUNTER: u64 = 0x1_ffff_ffff;
     for register in [
         Register::PmcntenClr,
         Register::PmintenClr,
         Register::PmovsClr,
     ] {
-        PhysicalPmu.write(register, u32::MAX.into());
+        PhysicalPmu.write(register, EVERY_COUNTER);
     }
 }
 

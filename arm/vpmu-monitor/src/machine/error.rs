@@ -52,6 +52,8 @@ pub(super) enum BootError {
     PmiIsNoPpi(u32),
     #[error("the machine has no PL011 for the second guest, beside the one of stdout-path")]
     NoSerialPort,
+    #[error("the interrupt {0} of the second guest's PL011 is none of its 32 to 287")]
+    SerialInterrupt(u32),
     #[error("the device tree names no interrupt of EL2's timer, by which two guests take turns")]
     NoAlarm,
     #[error("the monitor's own stack is too small for this machine: a bug")]

@@ -56,9 +56,14 @@ impl Frame {
         }
     }
 
-    /// Steps over the instruction that trapped, as if it had executed; all of them are 32 bits long.
+    /// Steps over the instruction that trapped, as if it had executed.
     pub(super) fn step(&mut self) {
+        // A program in T32 loads, stores and waits by instructions of 16 bits, too.
+        const IL: u64 = 1 << 25;
         access::step(&mut self.elr, &mut self.spsr);
+        if read_sysreg!("esr_el2") & IL == 0 {
+            self.elr = self.elr.wrapping_sub(2);
+        }
     }
 
     /// The registers that an access of the PMU reads and writes.

@@ -38,6 +38,19 @@ fn a_switch_between_guests_writes_no_more_than_differs() {
     assert_eq!(vm.read(Register::Pmevcntr(0)), 200);
 }
 
+#[test]
+fn a_guest_counts_what_it_may_after_a_guest_that_may_not() {
+    let mut narrow = config();
+    narrow.filter = EventFilter::deny_all();
+    let mut vm = Vm::new(&narrow);
+    vm.write(Register::Pmevtyper(0), 0x08);
+    let mut other = PartitionedPmu::new(plan(&config()));
+    let mut state = other.save(&mut vm.machine);
+    (state.pmcr, state.pmcnten, state.pmevtyper[0]) = (state.pmcr | 1, 1, 0x08);
+    other.restore(&state, &mut vm.machine).unwrap();
+    switch(&mut vm, &mut other);
+}
+
 proptest! {
     #[test]
     fn after_another_guest_s_put_the_hardware_is_as_after_a_whole_load(

@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) memory: Range<u64>,
     /// Its serial port.
     pub(crate) serial: Spare,
+    /// That port's, which the first guest does not have.
+    serial_interrupt: Option<KeptSpi>,
 }
 
 /// What is to become the second guest, where the boot file at `loaded` has one. `taken` is what its memory must leave
@@ -66,9 +68,12 @@ pub(crate) fn plan(
     taken.push(file.clone());
     taken.extend(initrd.clone());
     let size = if size == 0 { second::MEMORY } else { size };
+    let serial = console::spare(tree).ok_or(BootError::NoSerialPort)?;
+    let kept = |intid| KeptSpi::new(intid).ok_or(BootError::SerialInterrupt(intid));
     Ok(Some(Plan {
         memory: second::choose(ram, size, &taken).ok_or(BootError::NoSecondHome(size))?,
-        serial: console::spare(tree).ok_or(BootError::NoSerialPort)?,
+        serial_interrupt: serial.intid.map(kept).transpose()?,
+        serial,
         file,
         initrd,
     }))
@@ -101,7 +106,7 @@ impl Plan {
     pub(crate) fn holes(&self, machine: &Machine) -> Vec<Range<u64>> {
         let distributor = machine.distributor.start;
         let serial = self.serial.base & !0xfff;
-        let spi = self.serial_interrupt().map(KeptSpi::route_page);
+        let spi = self.serial_interrupt.map(KeptSpi::route_page);
         spi.into_iter()
             .chain([distributor::EXTENDED_PRIORITIES_PAGE])
             .map(|page| distributor + page.start..distributor + page.end)
@@ -154,14 +159,9 @@ impl Plan {
             tree: tree_at,
             vttbr: mmu::build_second(memory, self.serial.base)?,
             affinity,
-            serial: self.serial_interrupt(),
+            serial: self.serial_interrupt,
             alarm_intid: *machine.timer_intids.get(3).ok_or(BootError::NoAlarm)?,
         })
-    }
-
-    /// The interrupt of its serial port, which the first guest does not have.
-    fn serial_interrupt(&self) -> Option<KeptSpi> {
-        KeptSpi::new(self.serial.intid?)
     }
 
     /// Where the guest's initrd goes, where there is one.

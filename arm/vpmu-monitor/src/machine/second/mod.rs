@@ -141,7 +141,7 @@ extern "C" fn shared_synchronous(frame: &mut Frame) {
         frame.account(&SECOND, kind);
         drop((turns, local));
     } else {
-        let waits = first_waits(frame, &mut turns, cpu, &local, monitor);
+        let waits = first_waits(frame, &mut turns, cpu, &mut local, monitor);
         drop((turns, local));
         if !waits {
             trap::synchronous(frame, &mut unlocked);
@@ -198,7 +198,7 @@ fn first_waits(
     frame: &mut Frame,
     pair: &mut Pair,
     cpu: &Cpu,
-    local: &Local,
+    local: &mut Local,
     monitor: &Monitor,
 ) -> bool {
     let kind = match Exit::decode(read_sysreg!("esr_el2")) {
@@ -225,6 +225,7 @@ fn first_waits(
         }
         _ => return false,
     };
+    local.at_exit();
     frame.step();
     if local.interrupts.may_wait(&PhysicalInterface) && highest_pending(true).is_none() {
         pair.scheduler.wait(Context::next_timer());

@@ -28,7 +28,7 @@ use super::{
         figures::{OTHERS_LOST, SECOND, SWITCHES},
         frame::Frame,
         gic::{self, PhysicalInterface, least_mask},
-        irq::take_pmi,
+        irq::{show_line, take_pmi},
         mmio::{read_device, write_device},
         sysreg::{isb, read_sysreg, write_sysreg},
     },
@@ -176,13 +176,7 @@ impl Pair {
             follow_borrowing(local, monitor);
             return Kind::IrqMaintenance;
         }
-        irq.drop_priority();
-        PhysicalInterface.give_back(Interrupt {
-            intid,
-            priority: irq.priority,
-            group1,
-            source: Source::Hardware,
-        });
+        give_back(irq, group1);
         self.scheduler.wake(Who::First);
         Kind::IrqOther
     }
@@ -211,10 +205,15 @@ impl Pair {
     /// Both guests wait, and a physical interrupt has come: wakes the guest that it is for, which takes it.
     pub(super) fn find_interrupts(&mut self, monitor: &Monitor) {
         let current = self.scheduler.current();
-        match highest_pending(true).or_else(|| highest_pending(false)) {
+        // Where group 0 is EL3's, a read of its registers traps there.
+        let group0 = || monitor.group0.then(|| highest_pending(false)).flatten();
+        match highest_pending(true).or_else(group0) {
             Some(intid) if intid == self.alarm_intid || self.is_serial(intid) => {
-                if let Some(irq) = gic::acknowledge(true) {
-                    self.serve_any(&irq);
+                // A more urgent one may have come meanwhile: it is found again where it belongs.
+                if let Some(irq) = gic::acknowledge(true)
+                    && self.serve_any(&irq).is_none()
+                {
+                    give_back(&irq, true);
                 }
             }
             Some(intid) if current == Who::Second && !self.is_of_second(intid, monitor) => {
@@ -259,6 +258,8 @@ impl Pair {
         }
         self.contexts[to.index()].load(frame);
         self.load_pmu(local, monitor);
+        // An overflow may have been found when its guest was put away.
+        show_line(local, Cpu::this(), monitor);
         apply_traps(local, false);
         SWITCHES.with(|switches| switches.count += 1);
     }
@@ -287,6 +288,17 @@ impl Pair {
             pmu.note_lost(&mut PhysicalPmu);
         }
     }
+}
+
+/// Makes an acknowledged interrupt pending again.
+fn give_back(irq: &gic::Acknowledged, group1: bool) {
+    irq.drop_priority();
+    PhysicalInterface.give_back(Interrupt {
+        intid: irq.intid,
+        priority: irq.priority,
+        group1,
+        source: Source::Hardware,
+    });
 }
 
 /// Has `work` put `pmu` away or load it, and adds to [`SWITCHES`] what that cost; `note` notes from where to where it went.

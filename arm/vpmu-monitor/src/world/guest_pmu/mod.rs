@@ -23,8 +23,8 @@ pub use describe::Description;
 /// The event that counts the monitor's own instructions: INST_RETIRED.
 const INST_RETIRED: u16 = 0x0008;
 
-/// A bit for each event counter, and bit 31 for the cycle counter.
-const EVERY_COUNTER: u64 = 0xffff_ffff;
+/// A bit for each event counter, bit 31 for the cycle counter, and bit 32 for FEAT_PMUv3_ICNTR's.
+const EVERY_COUNTER: u64 = 0x1_ffff_ffff;
 
 /// Counters from HPMN on are enabled.
 const MDCR_HPME: u64 = MdcrEl2::HPME.bits();

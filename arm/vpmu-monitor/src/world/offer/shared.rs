@@ -45,6 +45,8 @@ const FIELDS: &[((u8, u8), u32, Offer)] = &[
     (ISAR2, Isar2::PAC_FRAC_SHIFT, Hidden),
     (ISAR3, Isar3::PACM_SHIFT, Hidden),
     (ISAR3, Isar3::PAC_FRAC2_SHIFT, Hidden),
+    // HCR_EL2.TWI traps WFIT as WFI, whose waits here have no time of their own.
+    (ISAR2, Isar2::WFXT_SHIFT, Hidden),
     // HCRX_EL2 = 0.
     (ISAR1, Isar1::LS64_SHIFT, Hidden),
     (ISAR2, Isar2::MOPS_SHIFT, Hidden),

@@ -5,6 +5,8 @@
 
 use core::ops::Range;
 
+use super::gic::INTIDS;
+
 /// GICD_SETSPI_NSR, GICD_CLRSPI_NSR, GICD_SETSPI_SR, GICD_CLRSPI_SR: what is written names an interrupt.
 const MESSAGES: [u64; 4] = [0x40, 0x48, 0x50, 0x58];
 const MESSAGE_INTID: u64 = 0x3ff;
@@ -23,8 +25,8 @@ const NON_SECURE_ACCESS: Range<u64> = 0xe00..0xf00;
 /// GICD_IROUTER<0>: eight bytes each.
 const ROUTES: u64 = 0x6000;
 
-/// The interrupts that there are.
-const SPIS: Range<u32> = 32..1020;
+/// Those that the second guest's interrupt controller has.
+const SPIS: Range<u32> = 32..INTIDS as u32;
 const PAGE: u64 = 0x1000;
 
 /// An interrupt that the first guest does not have.
@@ -32,7 +34,7 @@ const PAGE: u64 = 0x1000;
 pub struct KeptSpi(u32);
 
 impl KeptSpi {
-    /// The interrupt with this INTID; `None` when it is no shared one.
+    /// The interrupt with this INTID; `None` when it is no shared one, or one that the second guest cannot have.
     pub fn new(intid: u32) -> Option<Self> {
         SPIS.contains(&intid).then_some(Self(intid))
     }
@@ -187,9 +189,9 @@ mod tests {
 
     #[test]
     fn only_shared_interrupts() {
-        for intid in [0, 31, 1020, 1023, 4096, u32::MAX] {
+        for intid in [0, 31, 288, 1019, 1020, 1023, 4096, u32::MAX] {
             assert_eq!(KeptSpi::new(intid), None);
         }
-        assert_eq!(KeptSpi::new(1019).unwrap().route_page(), 0x7000..0x8000);
+        assert_eq!(KeptSpi::new(287).unwrap().route_page(), 0x6000..0x7000);
     }
 }

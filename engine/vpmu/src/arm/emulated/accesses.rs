@@ -40,7 +40,7 @@ impl<V: Events> EmulatedPmu<V> {
             Register::Pmuserenr => self.pmuserenr,
             Register::Pmceid0 => self.common_events()[0],
             Register::Pmceid1 => self.common_events()[1],
-            Register::Pmmir => self.config.pmmir,
+            Register::Pmmir => self.config.pmmir & !PMMIR_THRESHOLDS,
             // `resolve` has replaced the first two and refused the last.
             Register::Pmxevtyper | Register::Pmxevcntr | Register::Pmswinc => {
                 return Outcome::Undefined;
@@ -260,6 +260,9 @@ impl<V: Events> EmulatedPmu<V> {
             .pmceid([(low | own) & exist, high & exist])
     }
 }
+
+/// PMMIR_EL1.THWIDTH and EDGE: thresholds, which no host event has.
+const PMMIR_THRESHOLDS: u64 = 0xff << 20;
 
 /// Returns the event counter of this number. `resolve` has refused numbers above those of the counters that exist.
 const fn event_counter(n: u8) -> Counter {

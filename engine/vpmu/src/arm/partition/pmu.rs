@@ -26,7 +26,7 @@ pub struct PartitionedPmu {
     /// [hides events](Plan::hides_events), and PMUSERENR_EL0, where it traps.
     pub(super) state: PmuState,
     pub(super) residence: Residence,
-    /// The last put saved `state` from the hardware, and nothing has changed `state` or `plan` since.
+    /// The last put saved `state` as the hardware has it, and nothing has changed `state` or `plan` since.
     pub(super) is_left_behind: bool,
     /// The registers change hands at every switch, needed or not.
     // For the bench `switch` alone: nobody else wants it.

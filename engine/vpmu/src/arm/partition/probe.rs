@@ -366,9 +366,11 @@ fn prohibitions<C: ProbedCpu>(cpu: &mut C, implemented: u8, features: &Features)
 fn reset<C: ProbedCpu>(cpu: &mut C, implemented: u8) {
     // HPMN as large as it gets: P resets all counters then, wherever it is written.
     cpu.set_mdcr_el2(implemented.into());
-    cpu.write(Register::PmcntenClr, u32::MAX.into());
-    cpu.write(Register::PmintenClr, u32::MAX.into());
-    cpu.write(Register::PmovsClr, u32::MAX.into());
+    // Bit 32 is FEAT_PMUv3_ICNTR's.
+    let every = 0x1_ffff_ffff;
+    cpu.write(Register::PmcntenClr, every);
+    cpu.write(Register::PmintenClr, every);
+    cpu.write(Register::PmovsClr, every);
     cpu.write(Register::Pmccfiltr, 0);
     for n in 0..implemented {
         cpu.write(Register::Pmevtyper(n), 0);

@@ -68,7 +68,8 @@ impl PartitionedPmu {
             }
         }
         self.residence = self.residence_in_memory();
-        self.is_left_behind = true;
+        // What hides events puts other types into the hardware than its guest's.
+        self.is_left_behind = !self.plan.hides_events();
     }
 
     /// Goes on with the plan of another CPU, before the first `load` there, or with another plan of this CPU: for
@@ -198,8 +199,6 @@ impl PartitionedPmu {
         let has = |of: fn(&PmuState) -> u64| left.map(|left| of(&left.state));
         let control = |state: &PmuState| state.pmcr & PMCR_CONTROL;
         change(Register::Pmcr, control(state), has(control));
-        // Where the plan hides events, the hardware has a saved type as `Plan::pmevtyper` makes it, which does not change what
-        // it has made: a saved type that is equal to such a value is the hardware's.
         let counters = state.pmevcntr.iter().zip(&state.pmevtyper);
         for (n, (count, event_type)) in (0..self.plan.hpmn()).zip(counters) {
             let i = usize::from(n);
