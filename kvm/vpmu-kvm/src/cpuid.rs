@@ -23,8 +23,10 @@ const PERFMON_V2: u32 = 0x8000_0022;
 /// CPUID.8000_0001H:ECX: leaves 8000_001DH and 8000_001EH are there.
 const TOPOEXT: u32 = 1 << 22;
 
-/// KVM's features.
+/// KVM's features, where its leaves are the first of a hypervisor's: see [`kvm_features`].
 const KVM_FEATURES: u32 = 0x4000_0001;
+const KVM: &[u8; 12] = b"KVMKVMKVM\0\0\0";
+const OURS: &[u8; 12] = b"vpmuvpmuvpmu";
 const KVMCLOCK: u32 = 1 << 0;
 const KVMCLOCK2: u32 = 1 << 3;
 const KVMCLOCK_STABLE: u32 = 1 << 24;
@@ -114,8 +116,15 @@ pub(crate) fn set_architectural(
     if let Capability::Intel(intel) = capability {
         set_intel(cpuid, intel, tsc_khz);
     }
+    let of_kvm = kvm_features(cpuid);
     for entry in cpuid.iter_mut() {
-        promises::keep(entry.function, entry.index, &mut entry.leaf, capability);
+        let function = match entry.function {
+            function if Some(function) == of_kvm => KVM_FEATURES,
+            // Hyper-V's interface.
+            KVM_FEATURES => continue,
+            function => function,
+        };
+        promises::keep(function, entry.index, &mut entry.leaf, capability);
     }
     let has_topology = cpuid.iter().any(|entry| entry.function == 0x8000_001e);
     let leaves = own_leaves(capability);
@@ -135,6 +144,23 @@ pub(crate) fn set_architectural(
         !matches!(entry.function, 0x0a | 0x23) && !promises::is_nobodys(entry.function)
     });
     put(cpuid, leaves);
+}
+
+/// Returns the leaf of KVM's features. KVM's leaves are behind those of Hyper-V where the guest has both, and guests search
+/// for them in steps of 100H (Linux's Documentation/virt/kvm/x86/cpuid.rst).
+fn kvm_features(cpuid: &[CpuidEntry]) -> Option<u32> {
+    let is_kvm = |entry: &&CpuidEntry| {
+        matches!(entry.function, 0x4000_0000..=0x4000_ffff)
+            && entry.function.is_multiple_of(0x100)
+            && signature(&entry.leaf) == *KVM
+    };
+    cpuid.iter().find(is_kvm).map(|entry| entry.function + 1)
+}
+
+/// Returns a hypervisor's name.
+fn signature(leaf: &CpuidLeaf) -> [u8; 12] {
+    let words = [leaf.ebx, leaf.ecx, leaf.edx];
+    std::array::from_fn(|n| words[n / 4].to_le_bytes()[n % 4])
 }
 
 fn set_intel(cpuid: &mut Vec<CpuidEntry>, capability: &intel::Capability, tsc_khz: u32) {
@@ -179,19 +205,28 @@ fn offer(cpuid: &mut Vec<CpuidEntry>, feature: u32, leaf: Option<CpuidLeaf>) {
     const BASE: u32 = 0x4000_0100;
     const FEATURES: u32 = BASE + 1;
     const PMU: u32 = BASE + 2;
+    // Whoever else has these leaves moves on. Only KVM's are there, behind Hyper-V's, and both its guests and KVM search for them.
+    let is_taken = |entry: &CpuidEntry| entry.function == BASE && signature(&entry.leaf) != *OURS;
+    if cpuid.iter().any(is_taken) {
+        let theirs = |entry: &&mut CpuidEntry| matches!(entry.function, BASE..0x4000_0200);
+        for entry in cpuid.iter_mut().filter(theirs) {
+            if entry.function == BASE {
+                // The highest leaf of the range.
+                entry.leaf.eax += 0x100;
+            }
+            entry.function += 0x100;
+        }
+    }
     let of = |function| cpuid.iter().find(|entry| entry.function == function);
     // The parts add their bits one by one, in any order.
     let before = of(FEATURES).map_or(0, |entry| entry.leaf.eax);
     let pmu = leaf.or(of(PMU).map(|entry| entry.leaf));
-    let word = |at: usize| {
-        let bytes = &b"vpmuvpmuvpmu"[at..at + 4];
-        u32::from_le_bytes(bytes.try_into().expect("four bytes"))
-    };
+    let (words, _) = OURS.as_chunks::<4>();
     let signature = CpuidLeaf {
         eax: if pmu.is_some() { PMU } else { FEATURES },
-        ebx: word(0),
-        ecx: word(4),
-        edx: word(8),
+        ebx: u32::from_le_bytes(words[0]),
+        ecx: u32::from_le_bytes(words[1]),
+        edx: u32::from_le_bytes(words[2]),
     };
     let features = CpuidLeaf {
         eax: before | feature,
@@ -224,13 +259,16 @@ fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, 
 fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
     // Leaves 15H and 16H tell how fast the host's crystal is; the guest's TSC may be scaled.
     cpuid.retain(|entry| entry.function <= 0x8000_0008 && !matches!(entry.function, 0x15 | 0x16));
+    let of_kvm = kvm_features(cpuid);
     for CpuidEntry { function, leaf, .. } in cpuid.iter_mut() {
         match *function {
             0 => {
                 leaf.eax = 0x16;
                 (leaf.ebx, leaf.edx, leaf.ecx) = INTEL;
             }
-            KVM_FEATURES => leaf.eax &= KVMCLOCK | KVMCLOCK2 | KVMCLOCK_STABLE,
+            function if Some(function) == of_kvm => {
+                leaf.eax &= KVMCLOCK | KVMCLOCK2 | KVMCLOCK_STABLE;
+            }
             // Address widths and the extended features that Intel has too.
             0x8000_0000 => leaf.eax = 0x8000_0008,
             0x8000_0001 => {
@@ -343,10 +381,18 @@ mod tests {
 
     #[test]
     fn a_guest_that_is_replayed_waits_for_flushes() {
-        let with = |mut cpuid: Vec<CpuidEntry>, capability: Capability| {
-            cpuid.push(entry(KVM_FEATURES, u32::MAX));
-            set_architectural(&mut cpuid, &capability, KHZ);
-            leaf(&cpuid, KVM_FEATURES, 0).unwrap().eax
+        let with = |cpuid: Vec<CpuidEntry>, capability: Capability| {
+            let [alone, behind] = [false, true].map(|hyperv| {
+                let mut cpuid = cpuid.clone();
+                let base = hypervisors(&mut cpuid, hyperv);
+                set_architectural(&mut cpuid, &capability, KHZ);
+                if hyperv {
+                    assert_eq!(leaf(&cpuid, 0x4000_0001, 0).unwrap().eax, HV_1);
+                }
+                leaf(&cpuid, base + 1, 0).unwrap().eax
+            });
+            assert_eq!(alone, behind);
+            alone
         };
         let intel = |lbr| intel::Capability {
             lbr,
@@ -366,6 +412,35 @@ mod tests {
         let waits = !PV_TLB_FLUSH;
         assert_eq!(with(supported(INTEL), intel(Some(records.0)).into()), waits);
         assert_eq!(with(supported(AMD), amd(Some(records.1)).into()), waits);
+    }
+
+    const HV_1: u32 = u32::from_le_bytes(*b"Hv#1");
+
+    /// Adds KVM's leaves, perhaps behind Hyper-V's. Returns the first of them.
+    fn hypervisors(cpuid: &mut Vec<CpuidEntry>, hyperv: bool) -> u32 {
+        let base = if hyperv { 0x4000_0100 } else { 0x4000_0000 };
+        if hyperv {
+            let name = [0x7263_694d, 0x666f_736f, 0x7648_2074]; // Microsoft Hv
+            cpuid.push([0x4000_0000, 0, 0, 0x4000_0005, name[0], name[1], name[2]].into());
+            cpuid.push([0x4000_0001, 0, 0, HV_1, 0, 0, 0].into());
+        }
+        let name = [0x4b4d_564b, 0x564b_4d56, 0x4d];
+        cpuid.push([base, 0, 0, base + 1, name[0], name[1], name[2]].into());
+        cpuid.push([base + 1, 0, 0, u32::MAX, 0, 0, 0].into());
+        base
+    }
+
+    #[test]
+    fn our_leaves_take_nobodys_away() {
+        let mut cpuid = Vec::new();
+        hypervisors(&mut cpuid, true);
+        for _ in 0..2 {
+            set_deadline(&mut cpuid);
+            assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0101);
+            assert_eq!(leaf(&cpuid, 0x4000_0200, 0).unwrap().eax, 0x4000_0201);
+            assert_eq!(kvm_features(&cpuid), Some(0x4000_0201));
+            assert_eq!(leaf(&cpuid, 0x4000_0201, 0).unwrap().eax, u32::MAX);
+        }
     }
 
     #[test]

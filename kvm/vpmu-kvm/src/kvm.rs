@@ -44,7 +44,7 @@ pub(crate) struct OnKvm {
     pub(crate) vcpu: Arc<OwnedFd>,
     pub(crate) run: Arc<RunPage>,
     /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
-    fault: Option<u64>,
+    pub(crate) fault: Option<u64>,
     /// The way of RDPMC to the VMM where no kernel is rewritten.
     pub(crate) rdpmc: Option<VcpuRdpmc>,
     /// `None`: the guest has no lazy deadline.
@@ -284,13 +284,7 @@ impl OnKvm {
             false => at,
         };
         sys::set_regs(&self.vcpu, &regs)?;
-        let mut events = sys::events(&self.vcpu)?;
-        // As injected, not pending: a pending exception would first be asked of a nested hypervisor in the guest.
-        events.exception.injected = 1;
-        events.exception.nr = GP;
-        events.exception.has_error_code = 1;
-        events.exception.error_code = 0;
-        sys::set_events(&self.vcpu, &events)
+        sys::inject(&self.vcpu, GP, Some(0))
     }
 }
 

@@ -14,9 +14,10 @@ pub(crate) mod keys;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
-    kvm_clock_data, kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap,
-    kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs,
-    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xsave,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SMM, kvm_clock_data, kvm_cpuid_entry2,
+    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_lapic_state, kvm_msi,
+    kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs, kvm_userspace_memory_region,
+    kvm_vcpu_events, kvm_xsave,
 };
 
 use crate::error::Error;
@@ -216,8 +217,17 @@ pub(crate) fn events(vcpu: &impl AsRawFd) -> Result<kvm_vcpu_events, Error> {
     get(vcpu, "KVM_GET_VCPU_EVENTS", GET_VCPU_EVENTS)
 }
 
-pub(crate) fn set_events(vcpu: &impl AsRawFd, events: &kvm_vcpu_events) -> Result<(), Error> {
-    set(vcpu, "KVM_SET_VCPU_EVENTS", SET_VCPU_EVENTS, events).map(drop)
+/// Injects an exception, perhaps with an error code.
+pub(crate) fn inject(vcpu: &impl AsRawFd, vector: u8, code: Option<u32>) -> Result<(), Error> {
+    let mut state = events(vcpu)?;
+    // Other threads may send an NMI, an SMI or an INIT meanwhile, which these would take back.
+    state.flags &= !(KVM_VCPUEVENT_VALID_NMI_PENDING | KVM_VCPUEVENT_VALID_SMM);
+    // As injected, not pending: a pending exception would first be asked of a nested hypervisor in the guest.
+    state.exception.injected = 1;
+    state.exception.nr = vector;
+    state.exception.has_error_code = code.is_some().into();
+    state.exception.error_code = code.unwrap_or(0);
+    set(vcpu, "KVM_SET_VCPU_EVENTS", SET_VCPU_EVENTS, &state).map(drop)
 }
 
 /// Injects the #DB of a single step that has ended.
@@ -234,11 +244,7 @@ pub(crate) fn inject_debug(vcpu: &impl AsRawFd, dr6: u64) -> Result<(), Error> {
     let mut debug: kvm_debugregs = get(vcpu, "KVM_GET_DEBUGREGS", GET_DEBUGREGS)?;
     debug.dr6 |= dr6 & REASONS;
     set(vcpu, "KVM_SET_DEBUGREGS", SET_DEBUGREGS, &debug)?;
-    let mut state = events(vcpu)?;
-    state.exception.injected = 1;
-    state.exception.nr = DB;
-    state.exception.has_error_code = 0;
-    set_events(vcpu, &state)
+    inject(vcpu, DB, None)
 }
 
 /// Returns whether the guest finds Hyper-V as its hypervisor.

@@ -202,6 +202,11 @@ impl Vcpu {
     /// When perf refuses this thread its events, or the TSC's rate suits no lazy deadline: the vCPU is as it was. When
     /// KVM refuses: [`Error::is_fatal`].
     pub fn before_run(&mut self) -> Result<(), Error> {
+        let host = self.pmu.as_ref().and_then(|pmu| pmu.host.as_ref());
+        if host.is_some_and(|host| !host.is_here()) {
+            // The timer that bounds a run is the old thread's.
+            self.stop_following();
+        }
         if let (Some(pmu), Some(thread)) = (&mut self.pmu, &mut self.thread) {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
             thread.before_run(pmu, tsc_hz, |offer, perf| {
@@ -305,6 +310,7 @@ impl Vcpu {
             return Err(Error::OtherOffer);
         }
         self.stop_following();
+        self.forget_exit();
         // The PMU goes first, because it can still refuse without a trace. A deadline may interrupt the guest at once.
         if let (Some(pmu), Some(saved)) = (&mut self.pmu, &state.pmu) {
             let told = saved.offer();
@@ -356,14 +362,23 @@ impl Vcpu {
         deadline.map_or(Outcome::NotHandled, |deadline| deadline.wrmsr(index, value))
     }
 
-    /// Resets the PMU, as its vCPU is reset, and drops an interrupt that is due. The statistics stay.
+    /// Resets the parts, as their vCPU is reset, and drops an interrupt that is due. The statistics stay.
     pub fn reset(&mut self) {
         if let Some(pmu) = &mut self.pmu {
             // Overflows until now stay untaken: their records would go into what may be the next guest's memory.
             pmu.reset();
         }
+        if let Some(deadline) = &self.kvm.deadline {
+            deadline.reset();
+        }
         self.stop_following();
-        // A fault that was to be injected belongs to an instruction that the reset vCPU does not execute.
+        self.forget_exit();
+    }
+
+    /// Forgets the last exit: the vCPU goes on elsewhere. A fault that was to be injected belongs to an instruction that it
+    /// does not execute, and the registers in `kvm_run` are not its registers any more.
+    fn forget_exit(&mut self) {
         self.kvm.reset();
+        self.kvm.run.expect_regs();
     }
 }

@@ -1,5 +1,6 @@
 //! The reasons why there can be no perf events.
 
+use std::sync::OnceLock;
 use std::{fmt, io};
 
 /// The reason why there can be no perf events. Each text ends with advice.
@@ -106,10 +107,14 @@ impl PerfError {
     }
 }
 
-/// Returns the kernel's setting; `None` where /proc is not visible, as in a jail.
-fn paranoia() -> Option<i32> {
-    let level = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?;
-    level.trim().parse().ok()
+/// Returns the kernel's setting when this was first asked; `None` where /proc is not visible, as in a jail.
+// Read once, by `support`: on a vCPU's thread the VMM's seccomp filter may end the process for it.
+pub(crate) fn paranoia() -> Option<i32> {
+    static LEVEL: OnceLock<Option<i32>> = OnceLock::new();
+    *LEVEL.get_or_init(|| {
+        let level = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?;
+        level.trim().parse().ok()
+    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use vpmu::x86::ArchEvent;
 
 use crate::choose::Chooser;
-use crate::error::PerfError;
+use crate::error::{PerfError, paranoia};
 use crate::event::PerfEvent;
 use crate::kernel::Kernel;
 use crate::kind::probe;
@@ -38,6 +38,8 @@ pub struct Support {
 ///
 /// Says why perf events are not available, and what to do.
 pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
+    // For a later refusal, on a thread that may open no files.
+    let _ = paranoia();
     let chooser = Chooser::new(&Linux, options, true)?;
     let events = ArchEvent::ENUMERATED
         .into_iter()

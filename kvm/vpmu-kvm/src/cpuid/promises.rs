@@ -124,6 +124,7 @@ const PROMISES: &[Promise] = {
         // A replay stores while its vCPU is out of KVM_RUN. With the feature another vCPU would not wait for it to forget a page, and
         // may hand the page on in that moment.
         row("PV_TLB_FLUSH", (KVM, Eax, 9), None, Unreplayed),
+        row("Hyper-V's remote flush", ((0x4000_0004, 0), Eax, 2), None, Unreplayed),
         row("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
         // AMD's counters tell a guest's guests apart, which these cannot.
         row("SVM", (AMD, Ecx, 2), None, Withheld),

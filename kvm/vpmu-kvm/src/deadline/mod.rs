@@ -27,8 +27,8 @@ use crate::error::Error;
 use crate::lapic::{self, Lapic};
 use crate::memory::{GuestMemory, with_slot};
 use crate::sys;
-use clock::Clock;
 pub(crate) use clock::tsc_offset;
+use clock::{Clock, host_khz};
 use timer::{Alarm, Expiry, Timer, TimerFd};
 
 pub use msrs::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
@@ -85,8 +85,7 @@ impl Deadline {
         vcpu: Arc<OwnedFd>,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
-        // The vCPU is new, so that its rate is still the host's.
-        let khz = sys::tsc_khz(&vcpu)?;
+        let khz = host_khz(&vm, &vcpu)?;
         let timer =
             TimerFd::new().map_err(|error| Error::Timer(error.raw_os_error().unwrap_or(0)))?;
         let clock = Clock { khz, offset: 0 };
@@ -115,6 +114,14 @@ impl Deadline {
     /// Returns the number of each event.
     pub fn statistics(&self) -> HostStatistics {
         self.state().deadline.statistics()
+    }
+
+    /// Resets the deadline, as its vCPU is reset: nothing is armed and no slot shared. The statistics stay.
+    pub(crate) fn reset(&self) {
+        let state = &mut *self.state();
+        let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
+        state.deadline.reset(timer);
+        (state.slot, state.written) = (None, None);
     }
 
     /// Performs the guest's writes. Called on the vCPU's thread before it runs.

@@ -208,6 +208,10 @@ impl Follower {
             self.is_asked = asked.is_ok();
             return Ok(());
         }
+        // The guest goes on in the handler of the fault, and not where its registers are now.
+        if kvm.fault.is_some() {
+            return Ok(());
+        }
         if let Some(replays) = &mut self.replays {
             replays.commit(kvm, pmu, &*self.memory);
         }
@@ -232,10 +236,9 @@ impl Follower {
         if wanted == 0 {
             return self.stop(kvm, pmu);
         }
-        if self.run.is_none() {
-            self.begin(kvm)?;
-        }
-        let goes = !is_over && self.predict(kvm, pmu, usize::from(wanted))?;
+        // Nobody follows a guest without a bound: the host may have no timer left.
+        let is_begun = self.run.is_some() || self.begin(kvm).is_ok();
+        let goes = !is_over && is_begun && self.predict(kvm, pmu, usize::from(wanted))?;
         if !goes {
             pmu.end_following();
             return self.stop(kvm, pmu);

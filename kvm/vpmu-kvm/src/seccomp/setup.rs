@@ -92,6 +92,11 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
             ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
             ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: whether this is a vCPU"),
             ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
+            ioctl!(sys::GET_DEVICE_ATTR, "KVM_GET_DEVICE_ATTR: for a deadline"),
+            ioctl!(
+                sys::GET_MSRS,
+                "KVM_GET_MSRS: for a deadline, where KVM reports the TSC's offset"
+            ),
             fcntl!(
                 "the VMM's descriptors are duplicated",
                 argument(1, libc::F_DUPFD_CLOEXEC as u32)
@@ -111,6 +116,21 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
             call!(SYS_munmap, "where PEBS may be sampled"),
             call!(SYS_rt_sigaction, "the overflows' signal"),
             call!(SYS_timerfd_create, "for a deadline"),
+            call!(
+                SYS_openat,
+                "the level of perf_event_paranoid, where nobody has called detect"
+            ),
+            call!(
+                SYS_open,
+                "the same file, where the C library is musl and nobody has called detect"
+            ),
+            call!(SYS_statx, "the same file, where nobody has called detect"),
+            call!(SYS_fstat, "the same file, where nobody has called detect"),
+            call!(SYS_read, "the same file, where nobody has called detect"),
+            call!(
+                SYS_fallocate,
+                "room for the statistics of each eighth vCPU, where they are published"
+            ),
         ],
     ),
     (

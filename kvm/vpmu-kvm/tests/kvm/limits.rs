@@ -108,6 +108,46 @@ fn a_deadline_refuses_a_rate_that_is_set_after_attach() {
     machine.vcpu.set_tsc_khz(machine.tsc_khz).unwrap();
     assert_eq!(vcpu.before_run(), Ok(()));
     assert_eq!(vcpu.deadline().unwrap().statistics().writes, 1);
+    // And a reset leaves nothing of it.
+    vcpu.reset();
+    assert_eq!(vcpu.msr(vpmu_kvm::DEADLINE_MSR), Some(0));
+}
+
+#[test]
+fn a_deadline_refuses_a_rate_that_was_set_before_attach() {
+    let code = Code::default().wrmsr(vpmu_kvm::DEADLINE_MSR, 1 << 60);
+    let Some(mut machine) = Machine::with_deadline(code) else {
+        return;
+    };
+    let khz = 2 * machine.tsc_khz;
+    if let Err(error) = machine.vcpu.set_tsc_khz(khz) {
+        eprintln!("skipped: this KVM cannot give a TSC another rate: {error}");
+        return;
+    }
+    let offer = Offer {
+        deadline: true,
+        ..Offer::default()
+    };
+    let memory = Arc::new(machine.memory.clone());
+    let mut vcpu = Vcpu::attach(
+        &machine.vm,
+        &machine.vcpu,
+        &offer,
+        &Options::default(),
+        memory,
+    );
+    let vcpu = vcpu.as_mut().unwrap();
+    assert_eq!(vcpu.before_run(), Ok(()));
+    let _ = machine.vcpu.run();
+    assert_eq!(vcpu.after_run(), Ok(AfterRun::Completed));
+    let Err(Error::ScaledTsc { guest, host }) = vcpu.before_run() else {
+        panic!("a timer of the host's nanoseconds for a TSC that is twice as fast");
+    };
+    assert_eq!(guest, khz);
+    assert!(
+        host.abs_diff(machine.tsc_khz) < machine.tsc_khz / 1000,
+        "{host}"
+    );
 }
 
 /// The limit of open files is an error when a vCPU is made, and not when its guest first counts. Runs in a process of its own.
