@@ -205,6 +205,36 @@ fn check_records(mut machine: Machine) -> Option<Replays> {
 }
 
 #[test]
+fn a_guest_is_followed_from_thread_to_thread() {
+    let Some(machine) = Machine::new(code(), NMI) else {
+        return;
+    };
+    let Some(pmu) = attach(&machine) else {
+        return;
+    };
+    let mut guest = (machine, pmu);
+    for pmis in 1..=3 {
+        // The thread before has ended, and with it the timer that bounds its runs.
+        let one_pmi = move || {
+            let (mut machine, mut pmu) = guest;
+            let statistics = pmu.statistics();
+            let follows = || statistics.lock().unwrap().exits.get(Exit::Follow);
+            let before = follows();
+            assert_eq!(pmu.set_msr(PMC0, (1 << 48) - PERIOD), Outcome::Done);
+            run(&mut machine, &mut pmu, |port| {
+                if let Port::In(data) = port {
+                    data[0] = 0;
+                }
+                statistics.lock().unwrap().pmis >= pmis
+            });
+            assert!(follows() > before);
+            (machine, pmu)
+        };
+        guest = std::thread::spawn(one_pmi).join().unwrap();
+    }
+}
+
+#[test]
 fn without_records_nobody_is_followed() {
     let quiet = Code::default()
         .wrmsr(PMC0, (1 << 48) - PERIOD)
