@@ -62,7 +62,8 @@ impl Pair {
         let mut reference = Reference::new(counters, minor, el3);
         reference.fixed_pmcr = 0x410b_0000;
         reference.pmceid = config.events;
-        reference.pmmir = config.pmmir;
+        // THWIDTH and EDGE are 0 where there is no FEAT_PMUv3_TH.
+        reference.pmmir = config.pmmir & 0xf00f_ffff;
         Self {
             guest: Guest::with(config.clone()),
             config,

@@ -181,7 +181,8 @@ pub(crate) fn config(version: PmuVersion) -> EmulatedConfig {
             code: 0x0b,
         },
         events: [1 << CPU_CYCLES | 1 << INST_RETIRED, 0],
-        pmmir: 0x1234,
+        // With thresholds, which the emulated PMU has not.
+        pmmir: 0x0ff0_1234,
         filter: EventFilter::default(),
         policy: Policy::default(),
     }

@@ -87,6 +87,8 @@ mod tests {
         for at in WHOLE {
             assert_eq!(id(at), 0, "{at:?}");
         }
+        // WFIT, of which HCR_EL2.TWI would make a WFI.
+        assert_eq!(id(ISAR2) & 0xf, 0);
         // Floating point stays, and what no guest has at all is hidden still.
         assert_eq!(id(PFR0) >> Pfr0::FP_SHIFT & 0xf, 0xf);
         assert_eq!(id(PFR0) >> Pfr0::EL2_SHIFT & 0xf, 0);
