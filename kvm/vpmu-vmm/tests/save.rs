@@ -6,6 +6,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -286,6 +287,22 @@ fn what_is_no_whole_machine_is_refused() {
 }
 
 #[test]
+fn nothing_but_a_file_is_replaced() {
+    let files = Files::with(counting());
+    let _socket = UnixListener::bind(&files.machine).unwrap();
+    let refused = files.boot().output().unwrap();
+    if !runs(&refused) {
+        return;
+    }
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("no file"),
+        "{said}"
+    );
+    assert!(!fs::metadata(&files.machine).unwrap().is_file());
+}
+
+#[test]
 fn a_signal_saves_a_guest_that_never_asks() {
     let code = counting();
     let again = code.0.len();
@@ -297,6 +314,9 @@ fn a_signal_saves_a_guest_that_never_asks() {
     };
     wait_for_output(&mut child);
     signal(&child, Signal::USR2);
+    // While it is written, or as soon as that begins: the guest would be lost.
+    sleep(Duration::from_millis(5));
+    signal(&child, Signal::TERM);
     let saved = child.wait_with_output().unwrap();
     if !runs(&saved) {
         return;

@@ -13,7 +13,7 @@
 //! 16 MiB for the decoded state, and one pass over a file that is no longer than the largest guest, however long the
 //! file is.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
@@ -33,9 +33,12 @@ const RUN: usize = 1 << 20;
 
 /// Checks that [`write`] can write there, as far as that is known before there is something to write.
 pub(crate) fn check_place(path: &Path) -> Result<(), Error> {
-    tempfile::tempfile_in(folder(path))
-        .map(drop)
-        .map_err(|error| Error::Write(path.display().to_string(), error))
+    // A device would become a file.
+    let place = match fs::metadata(path) {
+        Ok(about) if !about.is_file() => Err(io::Error::other("it is there, and is no file")),
+        _ => tempfile::tempfile_in(folder(path)).map(drop),
+    };
+    place.map_err(|error| Error::Write(path.display().to_string(), error))
 }
 
 fn folder(path: &Path) -> &Path {
@@ -45,13 +48,14 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Writes a machine to `path`, whole or not at all.
+/// Writes a machine to `path`, or to the file that a link there names, whole or not at all.
 pub(crate) fn write(
     path: &Path,
     state: &MachineState,
     memory: &GuestMemoryMmap,
 ) -> Result<(), Error> {
     let error = |error| Error::Write(path.display().to_string(), error);
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let file = tempfile::NamedTempFile::new_in(folder(path)).map_err(error)?;
     write_to(BufWriter::new(file.as_file()), state, memory).map_err(error)?;
     file.as_file().sync_all().map_err(error)?;
