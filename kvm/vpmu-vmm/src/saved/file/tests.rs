@@ -124,10 +124,10 @@ fn a_file_is_replaced_whole_or_not_at_all() {
     let (state, memory) = machine();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("machine");
-    std::fs::write(&path, b"what was there").unwrap();
+    fs::write(&path, b"what was there").unwrap();
     write(&path, &state, &memory).unwrap();
-    assert_eq!(std::fs::read(&path).unwrap(), written());
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(fs::read(&path).unwrap(), written());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 
     let nowhere = folder.path().join("none/machine");
     assert!(matches!(
@@ -140,12 +140,8 @@ fn a_file_is_replaced_whole_or_not_at_all() {
         ..state
     };
     assert!(write(&path, &state, &memory).is_err());
-    assert_eq!(
-        std::fs::read(&path).unwrap(),
-        written(),
-        "still what it was"
-    );
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(fs::read(&path).unwrap(), written(), "still what it was");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 /// A small machine's file, and the places of its parts.
