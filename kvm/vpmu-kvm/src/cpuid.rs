@@ -212,7 +212,7 @@ fn offer(cpuid: &mut Vec<CpuidEntry>, feature: u32, leaf: Option<CpuidLeaf>) {
         for entry in cpuid.iter_mut().filter(theirs) {
             if entry.function == BASE {
                 // The highest leaf of the range.
-                entry.leaf.eax += 0x100;
+                entry.leaf.eax = entry.leaf.eax.saturating_add(0x100);
             }
             entry.function += 0x100;
         }
