@@ -150,6 +150,10 @@ pub const SYSCALLS: &[Syscall] = &[
         "KVM_GET_XSAVE: a PEBS record with XMM registers; with Options::lbr, user space has protection keys"
     ),
     ioctl!(sys::SET_REGS, "KVM_SET_REGS: an RDPMC faults"),
+    ioctl!(
+        sys::GET_MP_STATE,
+        "KVM_GET_MP_STATE: with Options::lbr, a PMI waits for branches"
+    ),
     ioctl!(sys::GET_VCPU_EVENTS, "KVM_GET_VCPU_EVENTS: an RDPMC faults"),
     ioctl!(sys::SET_VCPU_EVENTS, "KVM_SET_VCPU_EVENTS: an RDPMC faults"),
     call!(SYS_timerfd_settime, "with a lazy deadline only"),

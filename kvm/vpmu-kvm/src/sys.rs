@@ -14,10 +14,10 @@ pub(crate) mod keys;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
-    KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SMM, kvm_clock_data, kvm_cpuid_entry2,
-    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_lapic_state, kvm_msi,
-    kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs, kvm_userspace_memory_region,
-    kvm_vcpu_events, kvm_xsave,
+    KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SMM, kvm_clock_data,
+    kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_lapic_state,
+    kvm_mp_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs,
+    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xsave,
 };
 
 use crate::error::Error;
@@ -30,6 +30,7 @@ pub(crate) const NMI: u64 = none(0x9a);
 pub(crate) const GET_LAPIC: u64 = read::<kvm_lapic_state>(0x8e);
 pub(crate) const GET_REGS: u64 = read::<kvm_regs>(0x81);
 pub(crate) const SET_REGS: u64 = write::<kvm_regs>(0x82);
+pub(crate) const GET_MP_STATE: u64 = read::<kvm_mp_state>(0x98);
 pub(crate) const GET_VCPU_EVENTS: u64 = read::<kvm_vcpu_events>(0x9f);
 pub(crate) const SET_VCPU_EVENTS: u64 = write::<kvm_vcpu_events>(0xa0);
 pub(crate) const GET_SREGS: u64 = read::<kvm_sregs>(0x83);
@@ -215,6 +216,12 @@ pub(crate) fn set_regs(vcpu: &impl AsRawFd, regs: &kvm_regs) -> Result<(), Error
 
 pub(crate) fn events(vcpu: &impl AsRawFd) -> Result<kvm_vcpu_events, Error> {
     get(vcpu, "KVM_GET_VCPU_EVENTS", GET_VCPU_EVENTS)
+}
+
+/// Returns whether the vCPU waits for an interrupt, in an HLT that it has executed.
+pub(crate) fn is_halted(vcpu: &impl AsRawFd) -> Result<bool, Error> {
+    let state: kvm_mp_state = get(vcpu, "KVM_GET_MP_STATE", GET_MP_STATE)?;
+    Ok(state.mp_state == KVM_MP_STATE_HALTED)
 }
 
 /// Injects an exception, perhaps with an error code.

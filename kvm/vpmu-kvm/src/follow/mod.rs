@@ -34,6 +34,7 @@ mod tests;
 mod trace;
 mod walk;
 
+use std::fs;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -153,7 +154,7 @@ impl Follower {
             ));
         }
         let (longest, most, replays) = match options.follow {
-            Follow::Ahead => (walk::LONGEST, MOST, Some(Replays::new())),
+            Follow::Ahead => (walk::LONGEST, MOST, sees_stores().then(Replays::new)),
             Follow::Steps => (1, MOST_STEPS, None),
         };
         Ok(Some(Self {
@@ -217,6 +218,11 @@ impl Follower {
         }
         if wanted == 0 {
             return Ok(());
+        }
+        // The PMI itself may be what is to wake it, and behind the HLT nothing is executed before.
+        if kvm.run.returned() == Returned::NoExit && sys::is_halted(&kvm.vcpu)? {
+            pmu.end_following();
+            return self.stop(kvm, pmu);
         }
         if let Some(filter) = pmu.branch_filter().filter(|filter| filter.call_stack) {
             self.calls
@@ -459,6 +465,20 @@ impl Follower {
         }
         stopped
     }
+}
+
+/// Returns whether the guest's page tables are the processor's (EPT, nested paging). Where KVM shadows them, it learns of a
+/// guest's change by a fault, and a store that is made for the guest makes none. Where /sys cannot be read, as in a jail, the
+/// host is believed to be like nearly all.
+fn sees_stores() -> bool {
+    let files = [
+        "/sys/module/kvm_intel/parameters/ept",
+        "/sys/module/kvm_amd/parameters/npt",
+    ];
+    let is_on = |text: String| !text.starts_with(['N', '0']);
+    files
+        .iter()
+        .all(|file| fs::read_to_string(file).map_or(true, is_on))
 }
 
 /// Returns whether the guest takes its next instruction from where it is: nothing is about to be delivered, and its debug

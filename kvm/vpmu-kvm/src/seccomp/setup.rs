@@ -118,11 +118,11 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
             call!(SYS_timerfd_create, "for a deadline"),
             call!(
                 SYS_openat,
-                "the level of perf_event_paranoid, where nobody has called detect"
+                "the level of perf_event_paranoid, where nobody has called detect; KVM's way of paging, where Options::lbr is on"
             ),
             call!(
                 SYS_open,
-                "the same file, where the C library is musl and nobody has called detect"
+                "the same files, where the C library is musl and nobody has called detect"
             ),
             call!(SYS_statx, "the same file, where nobody has called detect"),
             call!(SYS_fstat, "the same file, where nobody has called detect"),

@@ -134,6 +134,10 @@ impl Decoded {
             Mnemonic::Pause => self.op.action == Action::Unknown,
             // TF would be the guest's.
             Mnemonic::Popf | Mnemonic::Popfq => true,
+            // CR4.UMIP keeps them from user space, and Linux executes them for programs.
+            Mnemonic::Sgdt | Mnemonic::Sidt | Mnemonic::Sldt | Mnemonic::Str | Mnemonic::Smsw => {
+                true
+            }
             // They change what addresses are made of and may reach, or come to the host.
             Mnemonic::Wrfsbase
             | Mnemonic::Wrgsbase
