@@ -14,9 +14,9 @@ pub(crate) mod keys;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
-    KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SMM, kvm_clock_data,
-    kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_lapic_state,
-    kvm_mp_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SMM, kvm_clock_data, kvm_cpuid_entry2,
+    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_lapic_state, kvm_mp_state,
+    kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs,
     kvm_userspace_memory_region, kvm_vcpu_events, kvm_xsave,
 };
 
@@ -219,7 +219,9 @@ pub(crate) fn events(vcpu: &impl AsRawFd) -> Result<kvm_vcpu_events, Error> {
 }
 
 /// Returns whether the vCPU waits for an interrupt, in an HLT that it has executed.
+#[cfg(feature = "lbr")]
 pub(crate) fn is_halted(vcpu: &impl AsRawFd) -> Result<bool, Error> {
+    use kvm_bindings::KVM_MP_STATE_HALTED;
     let state: kvm_mp_state = get(vcpu, "KVM_GET_MP_STATE", GET_MP_STATE)?;
     Ok(state.mp_state == KVM_MP_STATE_HALTED)
 }

@@ -34,21 +34,24 @@ const FAILED: u8 = 125;
 const USAGE: u8 = 2;
 const INTERRUPTED: u8 = 130;
 
-/// Returns the set of signals that this process ignores, signal 1 in the lowest bit (proc_pid_status(5)).
-fn ignored_signals() -> u64 {
+/// Returns whether this process was started to ignore SIGHUP, as by nohup (proc_pid_status(5)).
+fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
-        .unwrap_or(0)
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_some_and(|set| set >> (SIGHUP - 1) & 1 != 0)
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let cancel = Cancel::default();
-    // What was ignored stays so, as under nohup, and in a program that `vpmu exec` becomes.
-    let ignored = ignored_signals();
-    let signals = [SIGHUP, SIGINT, SIGTERM].into_iter();
-    for signal in signals.filter(|signal| ignored >> (signal - 1) & 1 == 0) {
+    let signals: &[i32] = match &cli.verb {
+        // They are those of the program that it becomes.
+        Verb::Exec(_) => &[],
+        _ if ignores_hangup() => &[SIGINT, SIGTERM],
+        _ => &[SIGHUP, SIGINT, SIGTERM],
+    };
+    for &signal in signals {
         // Twice: the first asks politely, the second ends vpmu at once.
         let registered = signal_hook::flag::register_conditional_shutdown(
             signal,

@@ -407,9 +407,9 @@ fn no_network() {
     );
 }
 
-/// nohup's command survives its terminal, and whoever it becomes, too.
+/// nohup's command survives its terminal.
 #[test]
-fn a_signal_that_was_ignored_stays_so() {
+fn a_hangup_that_was_ignored_stays_so() {
     let home = tempfile::tempdir().unwrap();
     let vpmu = vpmu(home.path());
     let mut shell = Command::new("sh");
