@@ -1,5 +1,6 @@
 //! The vCPU's TSC in terms of the host's, and both in terms of nanoseconds.
 
+use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 
 use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
@@ -69,14 +70,25 @@ pub(super) fn host_khz(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<u32, Er
     let Some(offset) = offset_attribute(vcpu) else {
         return Ok(khz);
     };
-    let host = rdtsc();
+    // This thread may stand still between the three readings.
+    let before = rdtsc();
     let scaled = sys::msr(vcpu, IA32_TSC)?.wrapping_sub(offset);
-    // KVM leaves a rate alone that differs by less than 0.025 %: after 4 s, the guest's TSC would differ by more than this ms.
-    if scaled.abs_diff(host) <= khz.into() {
-        return Ok(khz);
+    Ok(unscaled_khz(khz, scaled, before..=rdtsc()))
+}
+
+/// Returns the host's rate: that of the guest, `khz`, unless KVM has made `scaled` of a moment of `host`'s TSC.
+fn unscaled_khz(khz: u32, scaled: u64, host: RangeInclusive<u64>) -> u32 {
+    // KVM leaves a rate alone that differs by less than 0.025 %: after 4 s, the guest's TSC would differ by more than this.
+    let ms = u64::from(khz);
+    let (first, last) = (
+        host.start().saturating_sub(ms),
+        host.end().saturating_add(ms),
+    );
+    if (first..=last).contains(&scaled) {
+        return khz;
     }
-    let khz = u128::from(khz) * u128::from(host) / u128::from(scaled.max(1));
-    Ok(u32::try_from(khz).unwrap_or(u32::MAX))
+    let host = u128::from(khz) * u128::from(*host.start()) / u128::from(scaled.max(1));
+    u32::try_from(host).unwrap_or(u32::MAX)
 }
 
 /// Returns the offset, or `None` before Linux 5.16.
@@ -112,6 +124,18 @@ mod tests {
                 assert!(clock.ticks(clock.nanoseconds(ticks)) >= ticks);
             }
         }
+    }
+
+    #[test]
+    fn a_thread_that_stands_still_scales_no_tsc() {
+        const DAY: u64 = 86_400 * 2_400_000_000;
+        // 40 ms between two readings, and the vCPU's at any moment of them.
+        let host = DAY..=DAY + 96_000_000;
+        for scaled in [DAY, DAY + 48_000_000, DAY + 96_000_000] {
+            assert_eq!(unscaled_khz(2_400_000, scaled, host.clone()), 2_400_000);
+        }
+        assert_eq!(unscaled_khz(4_800_000, 2 * DAY, host.clone()), 2_400_000);
+        assert_eq!(unscaled_khz(2_640_000, DAY / 10 * 11, host), 2_400_000);
     }
 
     #[test]
