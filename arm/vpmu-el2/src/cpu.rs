@@ -4,7 +4,7 @@
 
 use vpmu::arm::emulated::{EmulatedConfig, Identity};
 use vpmu::arm::partition::{
-    Features, Isolation, PartitionConfig, PmuRegisters as _, TrapRegisters,
+    self, Features, Isolation, PartitionConfig, PmuRegisters as _, TrapRegisters,
 };
 use vpmu::arm::{EventFilter, PmuVersion, Register, pmcr};
 use vpmu::counter::Policy;
@@ -68,15 +68,7 @@ pub fn id_registers() -> (u64, u64) {
 
 /// Stops all counters of this CPU and clears their interrupts, which are UNKNOWN after reset: once, before the first guest.
 pub fn quiet() {
-    // Bit 32 is FEAT_PMUv3_ICNTR's, which the PMU never uses, and whose interrupt would otherwise not end.
-    const EVERY_COUNTER: u64 = 0x1_ffff_ffff;
-    for register in [
-        Register::PmcntenClr,
-        Register::PmintenClr,
-        Register::PmovsClr,
-    ] {
-        PhysicalPmu.write(register, EVERY_COUNTER);
-    }
+    partition::quiet(&mut PhysicalPmu);
 }
 
 /// Writes the trap registers: what the PMU wants, and the hypervisor's `own` bits. `fgt`: FEAT_FGT exists.

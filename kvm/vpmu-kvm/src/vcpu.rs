@@ -202,7 +202,8 @@ impl Vcpu {
     /// When perf refuses this thread its events, or the TSC's rate suits no lazy deadline: the vCPU is as it was. When
     /// KVM refuses: [`Error::is_fatal`].
     pub fn before_run(&mut self) -> Result<(), Error> {
-        let host = self.pmu.as_ref().and_then(|pmu| pmu.host.as_ref());
+        let followed = self.follower.as_ref().and(self.pmu.as_ref());
+        let host = followed.and_then(|pmu| pmu.host.as_ref());
         if host.is_some_and(|host| !host.is_here()) {
             // The timer that bounds a run is the old thread's.
             self.stop_following();

@@ -81,6 +81,16 @@ fn a_rate_of_the_tsc_that_is_set_after_attach_is_seen() {
     }
 }
 
+/// Attaches a lazy deadline, and no PMU.
+fn attach_deadline(machine: &Machine) -> Vcpu {
+    let offer = Offer {
+        deadline: true,
+        ..Offer::default()
+    };
+    let (memory, options) = (Arc::new(machine.memory.clone()), Options::default());
+    Vcpu::attach(&machine.vm, &machine.vcpu, &offer, &options, memory).unwrap()
+}
+
 /// A lazy deadline's timer counts the host's time.
 #[test]
 fn a_deadline_refuses_a_rate_that_is_set_after_attach() {
@@ -89,14 +99,7 @@ fn a_deadline_refuses_a_rate_that_is_set_after_attach() {
         return;
     };
     let khz = 2 * machine.tsc_khz;
-    let offer = Offer {
-        deadline: true,
-        ..Offer::default()
-    };
-    let memory = Arc::new(machine.memory.clone());
-    let options = Options::default();
-    let attach = || Vcpu::attach(&machine.vm, &machine.vcpu, &offer, &options, memory);
-    let mut vcpu = attach().unwrap();
+    let mut vcpu = attach_deadline(&machine);
     if let Err(error) = machine.vcpu.set_tsc_khz(khz) {
         eprintln!("skipped: this KVM cannot give a TSC another rate: {error}");
         return;
@@ -132,19 +135,7 @@ fn a_deadline_refuses_a_rate_that_was_set_before_attach() {
         eprintln!("skipped: this KVM cannot give a TSC another rate: {error}");
         return;
     }
-    let offer = Offer {
-        deadline: true,
-        ..Offer::default()
-    };
-    let memory = Arc::new(machine.memory.clone());
-    let mut vcpu = Vcpu::attach(
-        &machine.vm,
-        &machine.vcpu,
-        &offer,
-        &Options::default(),
-        memory,
-    );
-    let vcpu = vcpu.as_mut().unwrap();
+    let mut vcpu = attach_deadline(&machine);
     assert_eq!(vcpu.before_run(), Ok(()));
     let _ = machine.vcpu.run();
     assert_eq!(vcpu.after_run(), Ok(AfterRun::Completed));

@@ -8,7 +8,7 @@ use vpmu::arm::{
     emulated::{BackedPmu, ConfigError, EmulatedConfig},
     partition::{
         Findings, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters, Residence,
-        TrapRegisters,
+        TrapRegisters, quiet,
     },
 };
 use vpmu::counter::{Counter, CounterSet, CounterState};
@@ -22,9 +22,6 @@ pub use describe::Description;
 
 /// The event that counts the monitor's own instructions: INST_RETIRED.
 const INST_RETIRED: u16 = 0x0008;
-
-/// A bit for each event counter, bit 31 for the cycle counter, and bit 32 for FEAT_PMUv3_ICNTR's.
-const EVERY_COUNTER: u64 = 0x1_ffff_ffff;
 
 /// Counters from HPMN on are enabled.
 const MDCR_HPME: u64 = MdcrEl2::HPME.bits();
@@ -119,14 +116,8 @@ impl GuestPmu {
         hardware: &Hardware,
         registers: &mut R,
     ) -> Result<Self, PmuError> {
-        // UNKNOWN after reset, and only the monitor could stop what counts and interrupts beyond HPMN.
-        for register in [
-            Register::PmcntenClr,
-            Register::PmintenClr,
-            Register::PmovsClr,
-        ] {
-            registers.write(register, EVERY_COUNTER);
-        }
+        // Only the monitor could stop what counts and interrupts beyond HPMN.
+        quiet(registers);
         // The one place that knows what the boot probe found; a partition is never taken on trust.
         let config = hardware.partition(settings.host_counters);
         let plan = match settings.design {

@@ -72,3 +72,12 @@ pub trait PmuRegisters {
     /// Executes an MSR to `register`, and an ISB.
     fn write(&mut self, register: Register, value: u64);
 }
+
+/// Stops all counters and clears their interrupts, which are UNKNOWN after reset: once on each CPU, before the first guest.
+pub fn quiet<R: PmuRegisters>(registers: &mut R) {
+    // Bit 32 is FEAT_PMUv3_ICNTR's, which the PMU never uses, and whose interrupt would otherwise not end.
+    const EVERY_COUNTER: u64 = 0x1_ffff_ffff;
+    registers.write(Register::PmcntenClr, EVERY_COUNTER);
+    registers.write(Register::PmintenClr, EVERY_COUNTER);
+    registers.write(Register::PmovsClr, EVERY_COUNTER);
+}

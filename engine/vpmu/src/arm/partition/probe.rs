@@ -13,7 +13,7 @@
 
 use core::{fmt, iter};
 
-use super::{Features, Isolation, PmuRegisters, traps::mdcr};
+use super::{Features, Isolation, PmuRegisters, quiet, traps::mdcr};
 use crate::arm::{
     CPU_CYCLES, CYCLE_COUNTER, Encoding, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper, Register,
     SW_INCR, pmcr, pmuserenr,
@@ -366,11 +366,7 @@ fn prohibitions<C: ProbedCpu>(cpu: &mut C, implemented: u8, features: &Features)
 fn reset<C: ProbedCpu>(cpu: &mut C, implemented: u8) {
     // HPMN as large as it gets: P resets all counters then, wherever it is written.
     cpu.set_mdcr_el2(implemented.into());
-    // Bit 32 is FEAT_PMUv3_ICNTR's.
-    let every = 0x1_ffff_ffff;
-    cpu.write(Register::PmcntenClr, every);
-    cpu.write(Register::PmintenClr, every);
-    cpu.write(Register::PmovsClr, every);
+    quiet(cpu);
     cpu.write(Register::Pmccfiltr, 0);
     for n in 0..implemented {
         cpu.write(Register::Pmevtyper(n), 0);
