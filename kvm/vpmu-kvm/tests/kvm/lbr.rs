@@ -1,7 +1,10 @@
 //! Tests of last branch records of a guest that runs.
 
+use kvm_bindings::kvm_mp_state;
 use kvm_ioctls::VcpuExit;
-use vpmu_kvm::{AfterRun, Error, Exit, Lbr, Model, Options, Outcome, Pebs, Replays, Vcpu};
+use vpmu_kvm::{
+    AfterRun, Error, Exit, Lbr, Model, Options, Outcome, Pebs, Replays, Statistics, Vcpu,
+};
 
 use super::guest::{CODE, Code, END, MODEL, Machine};
 use super::pebs::{BUFFER, WITH_PEBS, collecting};
@@ -232,6 +235,41 @@ fn a_guest_is_followed_from_thread_to_thread() {
         };
         guest = std::thread::spawn(one_pmi).join().unwrap();
     }
+}
+
+#[test]
+fn a_guest_that_waits_is_not_followed() {
+    /// KVM_MP_STATE_HALTED.
+    const HALTED: kvm_mp_state = kvm_mp_state { mp_state: 3 };
+    let Some(mut machine) = Machine::new(code(), NMI) else {
+        return;
+    };
+    allow_replays(&machine);
+    let Some(mut pmu) = attach(&machine) else {
+        return;
+    };
+    run(&mut machine, &mut pmu, |port| matches!(port, Port::In(_)));
+    // KVM completes the access without entering the guest.
+    pmu.before_run().unwrap();
+    machine.vcpu.set_kvm_immediate_exit(1);
+    assert!(machine.vcpu.run().is_err());
+    assert_eq!(pmu.after_run().unwrap(), AfterRun::Vmm);
+    machine.vcpu.set_kvm_immediate_exit(0);
+    machine.vcpu.set_mp_state(HALTED).unwrap();
+    let statistics = pmu.statistics();
+    let of = |statistics: &Statistics| (statistics.pmis, statistics.replays.branches);
+    let (patience, (pmis, branches)) = (Patience::new(), of(&statistics.lock().unwrap()));
+    assert_eq!(pmu.set_msr(PMC0, (1 << 48) - 1), Outcome::Done);
+    let now = loop {
+        patience.check();
+        pmu.before_run().unwrap();
+        let now = of(&pmu.statistics().lock().unwrap());
+        if now.0 > pmis {
+            break now;
+        }
+    };
+    // The PMI may be what ends the wait, and no branch comes before its handler's.
+    assert_eq!(now, (pmis + 1, branches));
 }
 
 #[test]
