@@ -42,6 +42,7 @@ use next::Words;
 /// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let request = requests::read(request);
     // Nearly all calls of other programs are not KVM's.
     if !requests::is_kvms(request) {
         return next::ioctl(fd, request, argument);

@@ -26,6 +26,12 @@ pub(crate) const ENABLE_CAP: c_ulong = write::<kvm_enable_cap>(0xa3);
 pub(crate) const SET_MSR_FILTER: c_ulong = write::<kvm_msr_filter>(0xc6);
 pub(crate) const SET_SREGS2: c_ulong = write::<kvm_sregs2>(0xcd);
 
+/// Returns what the kernel reads of a request: 32 bits.
+pub(crate) fn read(request: c_ulong) -> c_ulong {
+    // QEMU before 9.2 passes an `int`, whose sign fills the upper half.
+    request & 0xffff_ffff
+}
+
 /// Returns whether a request is one of KVM's kind.
 pub(crate) fn is_kvms(request: c_ulong) -> bool {
     request >> 8 & 0xff == KVMIO
@@ -53,6 +59,7 @@ mod tests {
     fn requests_are_the_kernels() {
         // As strace prints them for QEMU.
         assert_eq!(GET_SUPPORTED_CPUID, 0xc008_ae05);
+        assert_eq!(read(0xffff_ffff_c008_ae05), GET_SUPPORTED_CPUID);
         assert_eq!(SET_USER_MEMORY_REGION, 0x4020_ae46);
         assert_eq!(SET_USER_MEMORY_REGION2, 0x40a0_ae49);
         assert_eq!((GET_MSRS, SET_MSRS), (0xc008_ae88, 0x4008_ae89));
