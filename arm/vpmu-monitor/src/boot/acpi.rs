@@ -135,6 +135,10 @@ impl<'a> Tables<'a> {
         for (n, cpu) in self.usable().enumerate() {
             let mut node = DeviceTreeNode::new_unchecked(format!("cpu@{n}"));
             add(&mut node, "reg", number(cpu, 68, 8));
+            // Linux takes the parking protocol only where PSCI is missing; a mailbox would be there all the same.
+            if number(cpu, 24, 8) == 0 {
+                add(&mut node, "enable-method", "psci");
+            }
             cpus.add_child(node);
         }
         cpus
@@ -390,6 +394,10 @@ mod tests {
 
     fn tree(pmis: [u32; 2]) -> Vec<u8> {
         let (rsdp, tables) = machine(pmis);
+        tree_of(&rsdp, &tables)
+    }
+
+    fn tree_of(rsdp: &[u8], tables: &[Vec<u8>]) -> Vec<u8> {
         let mut memory = alloc::vec![0; 48];
         memory[0] = 7;
         memory[8..16].copy_from_slice(&0x4000_0000_u64.to_le_bytes());
@@ -406,8 +414,18 @@ mod tests {
             version: 1,
             map_at: 0x4100_0000..0x4100_1000,
         };
-        let tables = read(&rsdp, &tables).unwrap();
+        let tables = read(rsdp, tables).unwrap();
         uefi::tree(tables.tree(None), &handover)
+    }
+
+    #[test]
+    fn cpus_that_wait_for_a_word_in_memory_are_refused() {
+        let (rsdp, mut tables) = machine([23, 23]);
+        let second = cpu(1, 23, 1);
+        let at = tables[1].windows(80).position(|bytes| bytes == second);
+        tables[1][at.unwrap() + 24] = 0x80;
+        let machine = Machine::read(&tree_of(&rsdp, &tables));
+        assert!(matches!(machine, Err(TreeError::Missing(_))));
     }
 
     #[test]

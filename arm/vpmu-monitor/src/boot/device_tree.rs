@@ -18,6 +18,7 @@ use dtoolkit::{
 use super::{
     blob,
     console::{Console, consoles},
+    home::without,
     nodes::{self, add, cells, compatible, interrupts, push, regions},
     pmu, uefi,
     words::GuestWords,
@@ -59,6 +60,8 @@ pub struct Machine {
     pub initrd: Option<Range<u64>>,
     /// RAM that the tree or firmware keeps for something.
     pub reserved: Vec<Range<u64>>,
+    /// The part of it that no CPU may map, as it might read there, asked to or not.
+    pub unmapped: Vec<Range<u64>>,
 }
 
 /// A tree that does not say what the monitor must know.
@@ -134,13 +137,13 @@ impl Machine {
         let gic = gic.first().ok_or(TreeError::Missing("GICv3 node"))?;
         // `reg` of a GICv3: the distributor, the redistributor regions, and legacy interfaces.
         // What follows the redistributors belongs to GICv2's interfaces, which the guest may use and the monitor does not.
-        let regions = nodes::cell(&gic.node, "#redistributor-regions").unwrap_or(1) as usize;
+        let count = nodes::cell(&gic.node, "#redistributor-regions").unwrap_or(1) as usize;
         let (distributor, rest) = gic
             .registers
             .split_first()
             .ok_or(TreeError::Missing("GICv3 distributor"))?;
         let redistributors = rest
-            .get(..regions)
+            .get(..count)
             .filter(|regions| !regions.is_empty())
             .ok_or(TreeError::Missing("GICv3 redistributor region"))?;
         let width = nodes::cell(&gic.node, "#interrupt-cells").unwrap_or(3) as usize;
@@ -155,6 +158,9 @@ impl Machine {
             .copied()
             .ok_or(TreeError::Missing("GICv3 maintenance interrupt"))?;
 
+        if cpu_nodes(tree).count() > 1 && !starts_by_firmware(tree, blob) {
+            return Err(TreeError::Missing("PSCI by SMC for its other CPUs"));
+        }
         let (cpus, phandles): (Vec<_>, Vec<_>) = cpus(tree).into_iter().unzip();
         let chosen = tree.find_node("/chosen");
         let address = |name| {
@@ -190,6 +196,10 @@ impl Machine {
                 .collect(),
             initrd,
             reserved: reserved(tree),
+            unmapped: reserved_nodes(tree)
+                .filter(|node| node.property("no-map").is_some())
+                .flat_map(|node| regions(&node))
+                .collect(),
         })
     }
 }
@@ -217,7 +227,7 @@ pub fn for_guest(
     let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
     for node in tree.root().children().filter(|node| is_memory(node)) {
         let mut reg = Vec::new();
-        for region in regions(&node).flat_map(|ram| without_all(&ram, reserved)) {
+        for region in regions(&node).flat_map(|ram| without(&ram, reserved)) {
             push(&mut reg, region.start, address);
             push(&mut reg, region.end - region.start, size);
         }
@@ -247,6 +257,10 @@ pub fn for_guest(
             "bootargs",
             GuestWords(words).to_string().as_str(),
         );
+    }
+    if map.is_some() {
+        // UEFI's map says it all, and these keep what the firmware needs no more: Linux's stub has none, either.
+        changed.memory_reservations.clear();
     }
     if let Some(chosen) = changed.root.child_mut("chosen") {
         // As a cell pair: Linux hands the bytes on, and `meter` reads them.
@@ -296,29 +310,6 @@ fn without_its(node: &mut DeviceTreeNode, phandles: &[u32]) {
     }
 }
 
-/// The pieces of `ram` that no range of `reserved` has.
-fn without_all(ram: &Range<u64>, reserved: &[Range<u64>]) -> Vec<Range<u64>> {
-    // Each range may cut each piece: those of a board's firmware overlap.
-    let mut pieces = Vec::from([ram.clone()]);
-    for range in reserved {
-        pieces = pieces
-            .iter()
-            .flat_map(|piece| without(piece, range))
-            .collect();
-    }
-    pieces
-}
-
-/// `ram` without `reserved`: none, one or two pieces.
-fn without(ram: &Range<u64>, reserved: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
-    [
-        ram.start..ram.end.min(reserved.start),
-        ram.start.max(reserved.end)..ram.end,
-    ]
-    .into_iter()
-    .filter(|piece| piece.start < piece.end)
-}
-
 fn set(tree: &mut DeviceTree, child: &str, name: &str, value: impl dtoolkit::ToPropertyValue) {
     if let Some(property) = tree
         .root
@@ -333,6 +324,8 @@ pub(super) fn is_memory(node: &FdtNode<'_>) -> bool {
     node.property("device_type")
         .and_then(|kind| kind.value_as::<&str>().ok())
         == Some("memory")
+        // The secure world's memory has a node, too.
+        && nodes::is_usable(node)
 }
 
 /// Registers of the interrupt translation services. One without an address could not be kept from the guest.
@@ -363,21 +356,39 @@ fn reserved(tree: Fdt<'_>) -> Vec<Range<u64>> {
     let block = tree
         .memory_reservations()
         .map(|entry| entry.address()..entry.address().saturating_add(entry.size()));
-    let nodes = tree
-        .find_node("/reserved-memory")
-        .into_iter()
-        .flat_map(|parent| parent.children())
-        .flat_map(|child| regions(&child));
-    block.chain(nodes).collect()
+    block
+        .chain(reserved_nodes(tree).flat_map(|node| regions(&node)))
+        .collect()
+}
+
+fn reserved_nodes<'a>(tree: Fdt<'a>) -> impl Iterator<Item = FdtNode<'a>> + use<'a> {
+    let parent = tree.find_node("/reserved-memory");
+    parent.into_iter().flat_map(|parent| parent.children())
+}
+
+fn cpu_nodes<'a>(tree: Fdt<'a>) -> impl Iterator<Item = FdtNode<'a>> + use<'a> {
+    let all = tree.find_node("/cpus").into_iter();
+    all.flat_map(|cpus| cpus.children())
+        // `/cpus` has cpu-map, caches and idle states, too.
+        .filter(|node| node.name_without_address() == "cpu")
+}
+
+/// Whether firmware at EL3 starts all CPUs.
+fn starts_by_firmware(tree: Fdt<'_>, blob: &[u8]) -> bool {
+    // Another waits at EL2 for a word in memory, which the guest can write, and would run the guest's code there. One that is
+    // `disabled` waits, too (Devicetree Specification 0.4, 3.8.1).
+    let is_psci = |node: FdtNode<'_>| {
+        let method = node.property("enable-method");
+        method.and_then(|method| method.value_as::<&str>().ok()) == Some("psci")
+    };
+    conduit(blob) == Some(Conduit::Smc) && cpu_nodes(tree).all(is_psci)
 }
 
 /// MPIDR affinity and phandle of each CPU.
 fn cpus(tree: Fdt<'_>) -> Vec<(u64, Option<u32>)> {
-    tree.find_node("/cpus")
-        .into_iter()
-        .flat_map(|cpus| cpus.children())
-        // `/cpus` has cpu-map, caches and idle states, too. Firmware marks CPUs that do not exist.
-        .filter(|node| node.name_without_address() == "cpu" && nodes::is_usable(node))
+    cpu_nodes(tree)
+        // Firmware marks CPUs that do not exist.
+        .filter(nodes::is_usable)
         .filter_map(|node| {
             let affinity = node.reg().ok()??.next()?.address().ok()?;
             Some((affinity, node.phandle().ok().flatten()))

@@ -1,6 +1,7 @@
 //! Where the monitor lives: at the end of RAM, so that the guest's RAM is one piece and begins where the
 //! machine's does. A bootloader puts the monitor at the beginning, as it would any kernel.
 
+use alloc::vec::Vec;
 use core::ops::Range;
 
 /// The monitor and what it hides from the guest begin and end at such an address: a block of stage 2.
@@ -33,6 +34,23 @@ pub fn choose(
 /// Whether two ranges have a byte in common.
 pub fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end && one.start < one.end
+}
+
+/// The pieces of `whole` that no range of `holes` has.
+pub fn without(whole: &Range<u64>, holes: &[Range<u64>]) -> Vec<Range<u64>> {
+    // Each hole may cut each piece: those of a board's firmware overlap.
+    let mut pieces = Vec::from([whole.clone()]);
+    for hole in holes {
+        let cut = |piece: Range<u64>| {
+            let pieces = [
+                piece.start..piece.end.min(hole.start),
+                piece.start.max(hole.end)..piece.end,
+            ];
+            pieces.into_iter().filter(|piece| piece.start < piece.end)
+        };
+        pieces = pieces.into_iter().flat_map(cut).collect();
+    }
+    pieces
 }
 
 #[cfg(test)]

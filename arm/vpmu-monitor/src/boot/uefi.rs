@@ -25,12 +25,13 @@ const MAP_STRIDE: &str = "linux,uefi-mmap-desc-size";
 /// Bytes of a page of the map's.
 const PAGE: u64 = 0x1000;
 
-/// The types that say who has memory. All but the first five stay what they are when the firmware has gone.
+/// The types that say who has memory.
 mod kind {
     pub(super) const RESERVED: u32 = 0;
-    /// A loader's code and data, the firmware's own until its end, free memory.
-    // Types that a later specification adds are not free: who does not know an owner leaves him his memory.
-    pub(super) const FREE: [u32; 5] = [1, 2, 3, 4, 7];
+    /// A loader's code and data, free memory.
+    // Types that a later specification adds are not free: who does not know an owner leaves him his memory. Of the firmware's
+    // own until its end, 3 and 4, Linux reads tables later: Memory Attributes (UEFI 2.10, 4.6.4), ESRT.
+    pub(super) const FREE: [u32; 3] = [1, 2, 7];
 }
 
 /// Attributes: memory, not a device; in use by the firmware after its end.
@@ -73,14 +74,16 @@ impl<'a> Map<'a> {
         self.descriptors().map(piece)
     }
 
-    /// RAM, whoever has it: in order, neighbours joined.
+    /// RAM of all known owners: in order, neighbours joined.
     pub fn ram(&self) -> Vec<Range<u64>> {
-        let mut all: Vec<_> = self.pieces().filter(Piece::is_ram).collect();
+        let known = |piece: &Piece| piece.is_ram() && piece.kind != kind::RESERVED;
+        // The secure world's may be reserved: a CPU that maps it may read it, asked to or not.
+        let mut all: Vec<_> = self.pieces().filter(known).collect();
         all.sort_by_key(|piece| piece.range.start);
         let mut joined: Vec<Range<u64>> = Vec::new();
         for Piece { range, .. } in all {
             match joined.last_mut() {
-                // Two entries are no two pieces: stage 2 maps whole blocks where it can.
+                // Two entries are no two pieces: the monitor's home may lie in both.
                 Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
                 _ => joined.push(range),
             }
@@ -88,7 +91,7 @@ impl<'a> Map<'a> {
         joined
     }
 
-    /// RAM that stays the firmware's.
+    /// RAM in which the guest finds what the firmware has left.
     pub fn kept(&self) -> impl Iterator<Item = Range<u64>> + use<'a> {
         self.pieces()
             .filter(|piece| piece.is_ram() && !kind::FREE.contains(&piece.kind))
@@ -261,7 +264,8 @@ mod tests {
         bytes
     }
 
-    /// Loader's data, runtime services' data, free memory, a flash memory.
+    /// Loader's data, runtime services' data, free memory, a flash memory, ACPI's; what the firmware has used until its end,
+    /// what it names no owner of.
     fn machine() -> Vec<u8> {
         [
             descriptor(7, 0x5000_0000, 0x8000_0000, WRITE_BACK),
@@ -269,6 +273,8 @@ mod tests {
             descriptor(6, 0x4800_0000, 0x5000_0000, WRITE_BACK | RUNTIME),
             descriptor(11, 0x400_0000, 0x800_0000, RUNTIME | 1),
             descriptor(9, 0x9000_0000, 0x9001_0000, WRITE_BACK),
+            descriptor(4, 0x9001_0000, 0x9002_0000, WRITE_BACK),
+            descriptor(0, 0x9002_0000, 0x9003_0000, WRITE_BACK),
         ]
         .concat()
     }
@@ -284,10 +290,18 @@ mod tests {
         let map = map_of(&bytes);
         assert_eq!(
             map.ram(),
-            [0x4000_0000..0x8000_0000, 0x9000_0000..0x9001_0000]
+            [0x4000_0000..0x8000_0000, 0x9000_0000..0x9002_0000]
         );
         let kept: Vec<_> = map.kept().collect();
-        assert_eq!(kept, [0x4800_0000..0x5000_0000, 0x9000_0000..0x9001_0000]);
+        assert_eq!(
+            kept,
+            [
+                0x4800_0000..0x5000_0000,
+                0x9000_0000..0x9001_0000,
+                0x9001_0000..0x9002_0000,
+                0x9002_0000..0x9003_0000,
+            ]
+        );
     }
 
     #[test]
@@ -308,6 +322,8 @@ mod tests {
             (6, 0x4900_0000..0x5000_0000),
             (11, 0x400_0000..0x800_0000),
             (9, 0x9000_0000..0x9001_0000),
+            (4, 0x9001_0000..0x9002_0000),
+            (0, 0x9002_0000..0x9003_0000),
         ];
         assert_eq!(pieces, expected);
         let added = (changed.len() - bytes.len()) / STRIDE;
@@ -346,7 +362,10 @@ mod tests {
         let size = bytes.len() as u64;
         assert_eq!(map(open), Some((0x4300_0000..0x4300_0000 + size, STRIDE)));
         let reserved: Vec<_> = open.memory_reservations().collect();
-        assert_eq!(reserved.len(), 3);
+        assert_eq!(reserved.len(), 5);
+        let guest = device_tree::for_guest(&tree, &[], 0, None, Some(48)).unwrap();
+        let mut reserved = blob::open(&guest).unwrap().memory_reservations();
+        assert!(reserved.next().is_none());
         let memories = open.root().children().filter(device_tree::is_memory);
         assert_eq!(memories.count(), 1);
     }

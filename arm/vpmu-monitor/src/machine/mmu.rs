@@ -6,8 +6,7 @@
 //!
 //! UNSAFETY: writes the translation registers and switches the MMU on.
 
-use alloc::vec::Vec;
-use core::{alloc::Layout, mem::ManuallyDrop, ops::Range, ptr};
+use core::{alloc::Layout, mem::ManuallyDrop, ops::Range, ptr, slice};
 
 use aarch64_paging::{
     MapError,
@@ -16,7 +15,7 @@ use aarch64_paging::{
     paging::{Constraints, El2, MemoryRegion, RootTable, Stage2},
 };
 use vpmu_monitor::{
-    boot::device_tree::Machine,
+    boot::{device_tree::Machine, home::without},
     regs::{IdAa64mmfr0El1, translation as regs},
 };
 
@@ -87,8 +86,8 @@ pub(crate) fn build(
     for ram in &machine.ram {
         own.map_range(&region(ram), NORMAL)?;
     }
-    for guard in guards {
-        own.map_range(&region(&guard), NOTHING)?;
+    for range in guards.chain(machine.unmapped.iter().cloned()) {
+        own.map_range(&region(&range), NOTHING)?;
     }
     // The registers of any serial port are in one page.
     let consoles = machine.consoles.iter().map(|console| {
@@ -104,33 +103,12 @@ pub(crate) fn build(
     let _ = ManuallyDrop::new(own);
 
     let mut guest = RootTable::<Stage2, _>::new(IdTranslation::new(), 0, Stage2);
-    let mut map = |range: Range<u64>, attributes| {
+    let holes = [holes, slice::from_ref(monitor)].concat();
+    for range in without(&(0..end(machine)), &holes) {
         let range = region(&range);
         let address = PhysicalAddress(range.start().0);
-        guest.map_range(&range, address, attributes, Constraints::empty())
-    };
-    let mut edges: Vec<Range<u64>> = holes.to_vec();
-    edges.push(monitor.clone());
-    let mut at = 0;
-    let end = end(machine);
-    // From edge to edge: RAM, hole or device, whatever begins next.
-    while at < end {
-        let next = |from: u64| {
-            machine
-                .ram
-                .iter()
-                .chain(&edges)
-                .flat_map(|range| [range.start, range.end])
-                .filter(|&edge| edge > from)
-                .min()
-                .map_or(end, |edge| edge.min(end))
-        };
-        let to = next(at);
-        if !edges.iter().any(|hole| hole.contains(&at)) {
-            let is_ram = machine.ram.iter().any(|ram| ram.contains(&at));
-            map(at..to, if is_ram { GUEST_NORMAL } else { GUEST_DEVICE })?;
-        }
-        at = to;
+        // Devices, too: a guest's stage 1 makes them Device, and some of their memory Normal (Arm ARM DDI 0487, D8.6.4).
+        guest.map_range(&range, address, GUEST_NORMAL, Constraints::empty())?;
     }
     let (vttbr_el2, start_level) = finish(guest, bits);
     Ok(Translation {

@@ -26,7 +26,11 @@ fn cpus(count: u32) -> DeviceTreeNode {
         ],
     );
     for n in 0..count {
-        let properties = vec![property("reg", n), property("phandle", 0x100 + n)];
+        let properties = vec![
+            property("reg", n),
+            property("phandle", 0x100 + n),
+            property("enable-method", "psci"),
+        ];
         cpus.add_child(node(&format!("cpu@{n}"), properties));
     }
     cpus
@@ -49,6 +53,7 @@ fn virt() -> Vec<u8> {
     };
     for mut child in [
         cpus(2),
+        node("psci", vec![property("method", "smc")]),
         node(
             "pcie@10000000",
             vec![
@@ -67,6 +72,15 @@ fn virt() -> Vec<u8> {
             vec![
                 property("device_type", "memory"),
                 property("reg", [0u32, 0x4000_0000, 0, 0x4000_0000]),
+            ],
+        ),
+        // The secure world's.
+        node(
+            "secram@e000000",
+            vec![
+                property("device_type", "memory"),
+                property("status", "disabled"),
+                property("reg", [0u32, 0xe00_0000, 0, 0x100_0000]),
             ],
         ),
         node(
@@ -143,6 +157,62 @@ fn the_guest_sees_neither_the_monitors_memory_nor_its_words() {
         [0x4000_0000..0x4020_0000, 0x4040_0000..0x8000_0000]
     );
     assert_eq!(command_line(&tree), Ok("console=ttyAMA0 quiet"));
+}
+
+/// A tree that `change` has changed.
+fn changed(tree: &[u8], change: impl FnOnce(&mut DeviceTree)) -> Vec<u8> {
+    let mut changed = DeviceTree::from_fdt(&blob::open(tree).unwrap());
+    change(&mut changed);
+    changed.to_dtb()
+}
+
+#[test]
+fn cpus_that_a_guest_could_start_at_el2_are_refused() {
+    let refused = Err(TreeError::Missing("PSCI by SMC for its other CPUs"));
+    for status in ["okay", "disabled"] {
+        let tree = changed(&virt(), |tree| {
+            let cpus = tree.root.child_mut("cpus").unwrap();
+            let cpu = cpus.child_mut("cpu@1").unwrap();
+            add(cpu, "enable-method", "spin-table");
+            add(cpu, "status", status);
+        });
+        assert_eq!(Machine::read(&tree), refused);
+    }
+    let by_hvc = changed(&virt(), |tree| {
+        add(tree.root.child_mut("psci").unwrap(), "method", "hvc");
+    });
+    assert_eq!(Machine::read(&by_hvc), refused);
+    // A machine of one CPU has nothing to start.
+    let alone = changed(&by_hvc, |tree| {
+        tree.root.child_mut("cpus").unwrap().remove_child("cpu@1");
+    });
+    assert_eq!(Machine::read(&alone).unwrap().cpus, [0]);
+}
+
+#[test]
+fn memory_that_no_cpu_may_map_is_known() {
+    let tree = changed(&virt(), |tree| {
+        let mut reserved = node("reserved-memory", Vec::new());
+        for (name, start, attribute) in [
+            ("a", 0x4800_0000u32, "reusable"),
+            ("b", 0x4900_0000, "no-map"),
+        ] {
+            let reg = property("reg", [0, start, 0, 0x1000]);
+            reserved.add_child(node(
+                name,
+                vec![reg, property(attribute, [0u8; 0].as_slice())],
+            ));
+        }
+        add(&mut reserved, "#address-cells", 2u32);
+        add(&mut reserved, "#size-cells", 2u32);
+        tree.root.add_child(reserved);
+    });
+    let machine = Machine::read(&tree).unwrap();
+    assert_eq!(
+        machine.reserved,
+        [0x4800_0000..0x4800_1000, 0x4900_0000..0x4900_1000]
+    );
+    assert_eq!(machine.unmapped, from_ref(&(0x4900_0000..0x4900_1000)));
 }
 
 #[test]
