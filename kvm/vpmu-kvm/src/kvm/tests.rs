@@ -260,6 +260,20 @@ fn a_pause_that_comes_with_a_fault_is_not_lost() {
 }
 
 #[test]
+fn the_fault_of_an_exit_is_none_after_a_reset() {
+    let code = Code::default().eax(5).rdpmc(9).eax(7).out(REPORT);
+    let Some(mut rig) = Rig::new(code, NMI) else {
+        return;
+    };
+    assert_eq!(rig.run(), Ended::Pmu, "the RDPMC");
+    rig.kvm.before_run(&mut rig.pmu).unwrap();
+    rig.kvm.reset();
+    assert_eq!(rig.kvm.run.flag().load(Ordering::SeqCst), 0);
+    while rig.run() != Ended::End {}
+    assert_eq!(rig.reports, [(REPORT, 5), (REPORT, 7)]);
+}
+
+#[test]
 fn a_kick_of_the_vmms_is_left_to_the_vmm() {
     let Some(mut rig) = Rig::new(sampling().run(1000), NMI | MASKED) else {
         return;

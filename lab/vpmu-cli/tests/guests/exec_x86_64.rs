@@ -1,7 +1,8 @@
 //! `vpmu exec`: an unchanged QEMU in the KVM host, whose guest has the PMU.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use vpmu_lab::image::module::Kernel;
@@ -99,6 +100,46 @@ pub(crate) fn patched_qemu() -> Option<PathBuf> {
         );
     }
     Some(PathBuf::from(folder?).join("qemu-system-x86_64-vpmu"))
+}
+
+/// A vCPU that comes later brings no PMU into a machine without.
+#[test]
+#[ignore = "long: script/test --long"]
+fn the_patched_qemu_refuses_a_pmu_beside_vcpus_without() {
+    const COMMANDS: &str = "
+device_add qemu64-x86_64-cpu,id=with,socket-id=1,core-id=0,thread-id=0,vpmu=on
+device_add qemu64-x86_64-cpu,id=without,socket-id=1,core-id=0,thread-id=0
+info cpus
+quit
+";
+    let Some(program) = patched_qemu() else {
+        return;
+    };
+    let mut qemu = Command::new(program)
+        .args([
+            "-accel",
+            "kvm",
+            "-cpu",
+            "qemu64",
+            "-smp",
+            "1,sockets=2,maxcpus=2",
+        ])
+        .args(["-display", "none", "-monitor", "stdio"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut monitor = qemu.stdin.take().unwrap();
+    monitor.write_all(COMMANDS.as_bytes()).unwrap();
+    let output = qemu.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(
+        said.contains("where the VM's first CPU has vpmu=off"),
+        "{said}"
+    );
+    assert!(said.contains("CPU #1"), "{said}");
 }
 
 /// The QEMU that embeds the PMU: as many exits as under this project's own VMM, and hardly more time.
