@@ -7,12 +7,12 @@
 use alloc::vec::Vec;
 
 use dtoolkit::{
-    Node, Property,
+    Node,
     fdt::{Fdt, FdtNode},
 };
 
 use super::blob;
-use super::nodes::{self, cell, is_compatible, is_usable};
+use super::nodes::{self, cell, is_compatible, is_usable, text};
 
 /// A serial port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,19 +112,12 @@ fn kind(node: &FdtNode<'_>) -> Option<Kind> {
 
 /// The node that `stdout-path` names, by path (`/pl011@9000000`) or by alias (`serial0:115200n8`).
 fn standard_output(tree: Fdt<'_>) -> Option<FdtNode<'_>> {
-    let path = tree
-        .find_node("/chosen")?
-        .property("stdout-path")?
-        .value_as::<&str>()
-        .ok()?;
+    let path = text(&tree.find_node("/chosen")?, "stdout-path")?;
     let path = path.split(':').next()?;
     let path = if path.starts_with('/') {
         path
     } else {
-        tree.find_node("/aliases")?
-            .property(path)?
-            .value_as::<&str>()
-            .ok()?
+        text(&tree.find_node("/aliases")?, path)?
     };
     tree.find_node(path)
 }

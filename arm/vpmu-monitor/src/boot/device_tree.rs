@@ -19,7 +19,7 @@ use super::{
     blob,
     console::{Console, consoles},
     home::without,
-    nodes::{self, add, cells, compatible, interrupts, push, regions},
+    nodes::{self, add, cells, compatible, interrupts, push, regions, text},
     pmu, uefi,
     words::GuestWords,
 };
@@ -84,8 +84,7 @@ pub fn command_line(tree: &[u8]) -> Result<&str, TreeError> {
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     Ok(tree
         .find_node("/chosen")
-        .and_then(|chosen| chosen.property("bootargs"))
-        .and_then(|words| words.value_as::<&str>().ok())
+        .and_then(|chosen| text(&chosen, "bootargs"))
         // A guest without a command line is one that asks the monitor for nothing.
         .unwrap_or(""))
 }
@@ -102,13 +101,9 @@ pub enum Conduit {
 /// How PSCI is called, where the tree says it.
 pub fn conduit(tree: &[u8]) -> Option<Conduit> {
     let tree = blob::open(tree)?;
-    match tree
-        .find_node("/psci")?
-        .property("method")?
-        .value_as::<&str>()
-    {
-        Ok("hvc") => Some(Conduit::Hvc),
-        Ok("smc") => Some(Conduit::Smc),
+    match text(&tree.find_node("/psci")?, "method")? {
+        "hvc" => Some(Conduit::Hvc),
+        "smc" => Some(Conduit::Smc),
         _ => None,
     }
 }
@@ -248,8 +243,7 @@ pub fn for_guest(
     }
     if let Some(words) = tree
         .find_node("/chosen")
-        .and_then(|chosen| chosen.property("bootargs"))
-        .and_then(|words| words.value_as::<&str>().ok())
+        .and_then(|chosen| text(&chosen, "bootargs"))
     {
         set(
             &mut changed,
@@ -321,9 +315,7 @@ fn set(tree: &mut DeviceTree, child: &str, name: &str, value: impl dtoolkit::ToP
 }
 
 pub(super) fn is_memory(node: &FdtNode<'_>) -> bool {
-    node.property("device_type")
-        .and_then(|kind| kind.value_as::<&str>().ok())
-        == Some("memory")
+    text(node, "device_type") == Some("memory")
         // The secure world's memory has a node, too.
         && nodes::is_usable(node)
 }
@@ -377,10 +369,7 @@ fn cpu_nodes<'a>(tree: Fdt<'a>) -> impl Iterator<Item = FdtNode<'a>> + use<'a> {
 fn starts_by_firmware(tree: Fdt<'_>, blob: &[u8]) -> bool {
     // Another waits at EL2 for a word in memory, which the guest can write, and would run the guest's code there. One that is
     // `disabled` waits, too (Devicetree Specification 0.4, 3.8.1).
-    let is_psci = |node: FdtNode<'_>| {
-        let method = node.property("enable-method");
-        method.and_then(|method| method.value_as::<&str>().ok()) == Some("psci")
-    };
+    let is_psci = |node| text(&node, "enable-method") == Some("psci");
     conduit(blob) == Some(Conduit::Smc) && cpu_nodes(tree).all(is_psci)
 }
 

@@ -43,9 +43,7 @@ pub(super) fn is_compatible(node: &FdtNode<'_>, right: impl Fn(&str) -> bool) ->
 
 /// Whether the node's `status` says that it can be used.
 pub(super) fn is_usable(node: &FdtNode<'_>) -> bool {
-    node.property("status")
-        .and_then(|status| status.value_as::<&str>().ok())
-        .is_none_or(|status| matches!(status, "okay" | "ok"))
+    text(node, "status").is_none_or(|status| matches!(status, "okay" | "ok"))
 }
 
 type Translate<'t> = &'t dyn Fn(Range<u64>) -> Option<Range<u64>>;
@@ -111,6 +109,11 @@ pub(super) fn regions<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>
         let size: u64 = reg.size().ok()?;
         Some(start..start.checked_add(size)?)
     })
+}
+
+/// A property's text.
+pub(super) fn text<'a>(node: &FdtNode<'a>, name: &str) -> Option<&'a str> {
+    node.property(name)?.value_as().ok()
 }
 
 /// A property's first cell.

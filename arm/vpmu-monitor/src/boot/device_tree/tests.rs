@@ -74,15 +74,6 @@ fn virt() -> Vec<u8> {
                 property("reg", [0u32, 0x4000_0000, 0, 0x4000_0000]),
             ],
         ),
-        // The secure world's.
-        node(
-            "secram@e000000",
-            vec![
-                property("device_type", "memory"),
-                property("status", "disabled"),
-                property("reg", [0u32, 0xe00_0000, 0, 0x100_0000]),
-            ],
-        ),
         node(
             "intc@8000000",
             vec![
@@ -206,12 +197,20 @@ fn memory_that_no_cpu_may_map_is_known() {
         add(&mut reserved, "#address-cells", 2u32);
         add(&mut reserved, "#size-cells", 2u32);
         tree.root.add_child(reserved);
+        // The secure world's, as QEMU has it.
+        let secure = [
+            property("device_type", "memory"),
+            property("status", "disabled"),
+            property("reg", [0u32, 0xe00_0000, 0, 0x100_0000]),
+        ];
+        tree.root.add_child(node("secram@e000000", secure.into()));
     });
     let machine = Machine::read(&tree).unwrap();
     assert_eq!(
         machine.reserved,
         [0x4800_0000..0x4800_1000, 0x4900_0000..0x4900_1000]
     );
+    assert_eq!(machine.ram, from_ref(&(0x4000_0000..0x8000_0000)));
     assert_eq!(machine.unmapped, from_ref(&(0x4900_0000..0x4900_1000)));
 }
 
