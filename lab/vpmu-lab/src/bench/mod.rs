@@ -148,7 +148,7 @@ impl Context<'_> {
         }
     }
 
-    /// Runs `command` in x86 guests under each of `designs` with options `vmm_args` for the VMM. `part`
+    /// Runs `command` in x86 guests of this project's under each of `designs` with options `vmm_args` for the VMM. `part`
     /// distinguishes the kept logs of several calls.
     fn compare(
         &self,
@@ -157,13 +157,8 @@ impl Context<'_> {
         vmm_args: &[&str],
         command: &str,
     ) -> Result<Vec<result::Row>> {
-        let is_ours = |design: &Design| design.pmu == Pmu::Emulated;
-        let model = match designs.iter().any(is_ours) {
-            true => self.model,
-            false => Model::default(),
-        };
         let request = Request {
-            model,
+            model: self.model,
             vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
             ..Request::new(Arch::X86_64)
         };
@@ -180,8 +175,8 @@ impl Context<'_> {
     ) -> Result<Vec<result::Row>> {
         request.command = Command::from_words(&[command.to_owned()]);
         request.machine.qemu = self.qemu.clone();
-        let cpu = self.cpu().filter(|_| request.machine.arch == Arch::X86_64);
-        request.machine.cpu = request.machine.cpu.or(cpu);
+        let cpu = request.machine.cpu.take();
+        request.machine.cpu = cpu.or_else(|| processor(self.has_counters, &request, designs));
         request.timeout = Duration::from_secs(1800);
         // A busy machine boots slowly. A guest that hangs is recognised by its own time.
         request.boot_timeout = Duration::from_secs(1800);
@@ -199,11 +194,6 @@ impl Context<'_> {
         }
         self.note_machine(&comparison.rows);
         Ok(comparison.rows)
-    }
-
-    /// Returns the name of the machine's processor, where it has no counters.
-    fn cpu(&self) -> Option<String> {
-        (!self.has_counters).then(|| "max".to_owned())
     }
 
     /// Notes which QEMU ran the guests of `rows`, and what counted for them.
@@ -244,6 +234,12 @@ impl Context<'_> {
     }
 }
 
+/// Returns the name of an emulated x86 processor without counters, where there are to be none.
+fn processor(has_counters: bool, request: &Request, designs: &[Design]) -> Option<String> {
+    let is_emulated = request.machine.arch == Arch::X86_64 && !request.is_direct(designs);
+    (is_emulated && !has_counters).then(|| "max".to_owned())
+}
+
 /// Returns this project's VMM with each of `policies`.
 fn emulated(policies: &[Policy]) -> Vec<Design> {
     policies
@@ -276,6 +272,26 @@ fn for_each_pmi(count: f64, pmis: Option<u64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_processor_is_chosen_where_this_machines_own_kvm_runs_the_guests() {
+        let (ours, native) = (emulated(&[Policy::Paused]), [Pmu::Native.into()]);
+        let chosen = |own_kvm, designs: &[Design], has_counters| {
+            let mut request = Request {
+                own_kvm,
+                command: Command::from_words(&["true".to_owned()]),
+                ..Request::new(Arch::X86_64)
+            };
+            request.machine.cpu = processor(has_counters, &request, designs);
+            request.check(designs).unwrap().machine.cpu
+        };
+        assert_eq!(chosen(true, &ours, false), None);
+        assert_eq!(chosen(true, &ours, true), None);
+        for (own_kvm, designs) in [(false, &ours[..]), (true, &native)] {
+            assert_eq!(chosen(own_kvm, designs, false).as_deref(), Some("max"));
+            assert_eq!(chosen(own_kvm, designs, true), None);
+        }
+    }
 
     #[test]
     fn names_differ() {

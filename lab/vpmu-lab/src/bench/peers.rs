@@ -128,6 +128,8 @@ impl Mode {
             backing: self.backing,
             pebs: self.pebs,
             vmm_args: skid.into_iter().collect(),
+            // Beside KVM's own PMUs, of which each is another guest of the same machine.
+            own_kvm: false,
             ..Request::new(Arch::X86_64)
         };
         let design = Design {

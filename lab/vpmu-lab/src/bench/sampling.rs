@@ -10,7 +10,9 @@ use super::{Bench, Context, Row, emulated, hundredths, mode};
 use crate::Result;
 use crate::report::result;
 use crate::report::story::{Group, Page};
-use crate::spec::design::{Design, Pmu, Policy};
+use crate::spec::Request;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Model, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "sampling",
@@ -58,8 +60,14 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         true => "cycles",
         false => "cpu-clock",
     };
-    let host = context.compare("host", &native, &[], &command(event))?;
-    let guests = context.compare("guest", &emulated(&POLICIES), &[], &command("cycles"))?;
+    let host = context.compare_as(
+        beside_native(Model::default()),
+        "host",
+        &native,
+        &command(event),
+    )?;
+    let (guest, designs) = (beside_native(context.model), emulated(&POLICIES));
+    let guests = context.compare_as(guest, "guest", &designs, &command("cycles"))?;
     let host = Profile::of(&host[0])?;
     let guests = guests
         .iter()
@@ -94,12 +102,21 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Requests a guest whose profile is compared with native's, in the same time.
+fn beside_native(model: Model) -> Request {
+    Request {
+        model,
+        own_kvm: false,
+        ..Request::new(Arch::X86_64)
+    }
+}
+
 /// Measures what a sample with `period` costs the guest, and how far its shares are from the workload's weights.
 fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
     let command = timed(CYCLES, period, 5000);
     let label = format!("cost{}", kind.replace(':', "-"));
     let designs = emulated(&[Policy::Paused]);
-    let runs = context.compare(&label, &designs, &[], &command)?;
+    let runs = context.compare_as(beside_native(context.model), &label, &designs, &command)?;
     let row = |row: &result::Row, figure, measured, unit| {
         Row::new(format!("{figure}{kind}"), mode(row.design), measured, unit)
     };

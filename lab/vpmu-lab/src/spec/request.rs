@@ -73,6 +73,8 @@ pub struct Request {
     pub programs: Vec<&'static str>,
     /// As in [`Work::marked`].
     pub marked: bool,
+    /// Whether this machine's own KVM may run the guests, in real time.
+    pub own_kvm: bool,
     /// Wall-clock limit for one design.
     pub timeout: Duration,
     /// Wall-clock limit for the boot.
@@ -122,6 +124,7 @@ impl Request {
             profile: false,
             programs: Vec::new(),
             marked: false,
+            own_kvm: arch.has_hardware_kvm(),
             timeout: Duration::from_secs(900),
             boot_timeout: Duration::from_secs(240),
             keep: None,
@@ -139,8 +142,7 @@ impl Request {
         self.check_vmm(designs)?;
         self.check_append()?;
         self.check_disk(designs)?;
-        let own_kvm = self.machine.arch.has_hardware_kvm() && !self.marked;
-        let guests = self.guests(designs, own_kvm)?;
+        let guests = self.guests(designs)?;
         self.check_payload(designs)?;
         self.check_extras()?;
         self.check_numbers(designs)?;
@@ -245,10 +247,14 @@ impl Request {
         }
     }
 
-    /// Chooses this machine's own KVM only if that KVM can run all designs: real time is not
-    /// compared with counted instructions.
-    fn guests(&self, designs: &[Design], own_kvm: bool) -> Result<Vec<Guest>> {
-        let is_direct = own_kvm && designs.iter().all(|design| design.pmu.is_ours());
+    /// Returns whether this machine's own KVM runs the guests: only if it can run all designs, as real time is not compared
+    /// with counted instructions.
+    pub fn is_direct(&self, designs: &[Design]) -> bool {
+        self.own_kvm && designs.iter().all(|design| design.pmu.is_ours())
+    }
+
+    fn guests(&self, designs: &[Design]) -> Result<Vec<Guest>> {
+        let is_direct = self.is_direct(designs);
         if is_direct && !self.machine.qemu_args.is_empty() {
             return usage("--qemu-arg: this machine's own KVM runs the guest, without QEMU");
         }

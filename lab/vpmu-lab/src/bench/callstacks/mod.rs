@@ -228,6 +228,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let guest = |more: &[PathBuf]| Request {
         model: Model::Intel,
         lbr: Lbr::On,
+        // Beside native.
+        own_kvm: false,
         add: [&[ftest.clone(), companion.clone()], more].concat(),
         ..Request::new(Arch::X86_64)
     };

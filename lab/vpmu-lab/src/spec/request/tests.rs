@@ -153,7 +153,6 @@ fn each_design_has_its_way() {
                 .copied()
                 .map(Design::from)
                 .collect::<Vec<_>>(),
-            false,
         )
         .unwrap();
     let ways: Vec<Way> = guests.into_iter().map(|guest| guest.way).collect();
@@ -182,21 +181,25 @@ fn this_machines_kvm_runs_all_guests_or_none() {
         policy: Some(policy),
     };
     let both = [emulated(Policy::Reuse), emulated(Policy::Paused)];
-    let guests = request().guests(&both, true).unwrap();
-    assert!(guests.iter().all(Guest::is_direct));
-    assert!(guests.iter().all(|guest| guest.time == Time::Real));
+    let guests = |request: &Request, own_kvm, designs: &[Design]| {
+        let request = request.clone();
+        Request { own_kvm, ..request }.guests(designs)
+    };
+    let direct = guests(&request(), true, &both).unwrap();
+    assert!(direct.iter().all(Guest::is_direct));
+    assert!(direct.iter().all(|guest| guest.time == Time::Real));
     let mixed = [Pmu::Native.into(), both[0]];
-    let guests = request().guests(&mixed, true).unwrap();
-    assert!(!guests.iter().any(Guest::is_direct));
-    assert!(guests.iter().all(|guest| guest.time == Time::Counted));
+    let nested = guests(&request(), true, &mixed).unwrap();
+    assert!(!nested.iter().any(Guest::is_direct));
+    assert!(nested.iter().all(|guest| guest.time == Time::Counted));
     let mut wrong = request();
     wrong.vmm_args.push("--save=x".into());
-    assert!(wrong.guests(&both, true).is_err());
-    assert!(wrong.guests(&both, false).is_ok());
+    assert!(guests(&wrong, true, &both).is_err());
+    assert!(guests(&wrong, false, &both).is_ok());
     let mut other = request();
     other.machine.cpu = Some("EPYC".into());
-    assert!(other.guests(&both, true).is_err());
-    assert!(other.guests(&both, false).is_ok());
+    assert!(guests(&other, true, &both).is_err());
+    assert!(guests(&other, false, &both).is_ok());
 }
 
 #[test]
@@ -209,7 +212,7 @@ fn stock_kvms_shares_are_fair_in_real_time_only() {
             arch,
             ..request.machine.clone()
         };
-        request.guests(&[Pmu::Kvm.into()], false).unwrap()[0].has_fair_shares(&machine)
+        request.guests(&[Pmu::Kvm.into()]).unwrap()[0].has_fair_shares(&machine)
     };
     assert!(!fair(false, Arch::X86_64));
     assert!(fair(true, Arch::X86_64));
