@@ -74,17 +74,20 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
     }
     let qemu = Qemu::chosen(options.qemu.as_deref());
     let session = Session::new(cancel, Progress::stderr())?;
-    let report = bench.run(options.model, qemu, options.keep.as_deref(), &session)?;
-    if let Some(path) = &options.json {
-        report.write(path)?;
+    let (report, warnings) = bench.run(options.model, qemu, options.keep.as_deref(), &session)?;
+    let qemu = table::qemu(report.qemu()).unwrap_or_default();
+    let counted = |backing: Backing| format!("counted by {}\n", backing.counter());
+    let backing = report.backing().map_or_else(String::new, counted);
+    // First: a full disk takes no figures away.
+    print(&format!("{}\n{backing}{qemu}", table::bench(report.rows())))?;
+    for warning in warnings {
+        eprintln!("vpmu: warning: {warning}");
     }
+    let json = (options.json.as_ref()).map_or(Ok(()), |path| report.write(path));
     if let Some(path) = &options.markdown {
         let page = page_of(bench.name, &bench.page, &report.json(), None)?;
         write_whole(path, page.as_bytes())?;
     }
-    let qemu = table::qemu(report.qemu()).unwrap_or_default();
-    let counted = |backing: Backing| format!("counted by {}\n", backing.counter());
-    let backing = report.backing().map_or_else(String::new, counted);
-    print(&format!("{}\n{backing}{qemu}", table::bench(report.rows())))?;
+    json?;
     Ok(ExitCode::SUCCESS)
 }

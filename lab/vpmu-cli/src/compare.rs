@@ -44,8 +44,10 @@ pub(crate) fn compare(
     let lab = Lab::prepare(&spec, &session)?;
     let comparison = run::compare::compare(&lab, &spec)?;
     let runs: Vec<Run> = comparison.rows.iter().map(|row| row.run.clone()).collect();
+    // A full disk takes no figures away, and a closed pipe no files.
+    let shown = show(&comparison);
     guest.write(runs)?;
-    show(&comparison)?;
+    shown?;
     let failed = !comparison.failures.is_empty();
     Ok(if failed {
         ExitCode::from(FAILED)

@@ -335,15 +335,16 @@ impl Guest {
         files.try_for_each(|path| check_writable(path))
     }
 
-    /// Writes the figures to the files that were asked for.
+    /// Writes the figures to the files that were asked for, also where one of them cannot be written.
     pub(crate) fn write(&self, runs: Vec<Run>) -> vpmu_lab::Result<()> {
-        if let Some((path, page)) = self.html.as_ref().zip(page::of_runs(&runs)) {
-            write_whole(path, page.as_bytes())?;
-        }
-        match &self.json {
-            Some(path) => Results::new(runs).write(path),
+        let html = match self.html.as_ref().zip(page::of_runs(&runs)) {
+            Some((path, page)) => write_whole(path, page.as_bytes()),
             None => Ok(()),
+        };
+        if let Some(path) = &self.json {
+            Results::new(runs).write(path)?;
         }
+        html
     }
 }
 

@@ -30,6 +30,7 @@ use crate::image::cache::Session;
 use crate::report::figures::{Report, Row};
 use crate::report::result;
 use crate::report::story::Page;
+use crate::report::table;
 use crate::run::compare::compare;
 use crate::run::{self, Lab};
 use crate::spec::Request;
@@ -91,12 +92,15 @@ struct Context<'a> {
     version: OnceLock<String>,
     /// What counted for this project's x86 guests.
     backings: Mutex<Vec<Backing>>,
+    /// What makes figures doubtful.
+    warnings: Mutex<Vec<String>>,
     keep: Option<&'a Path>,
     session: &'a Session<'a>,
 }
 
 impl Bench {
-    /// Measures everything on `qemu`, with x86 guests of `model`, by default Intel's.
+    /// Measures everything on `qemu`, with x86 guests of `model`, by default Intel's. Returns the figures, and sentences about
+    /// what makes some of them doubtful.
     ///
     /// # Errors
     ///
@@ -107,7 +111,7 @@ impl Bench {
         qemu: Qemu,
         keep: Option<&Path>,
         session: &Session<'_>,
-    ) -> Result<Report> {
+    ) -> Result<(Report, Vec<String>)> {
         if model.is_some() && !self.has_models {
             return Err(Error::Usage(
                 "--model is about the benches exits, lbr, rings, sampling and paused".to_owned(),
@@ -120,6 +124,7 @@ impl Bench {
             qemu,
             version: OnceLock::new(),
             backings: Mutex::default(),
+            warnings: Mutex::default(),
             keep,
             session,
         };
@@ -134,7 +139,11 @@ impl Bench {
             _ => None,
         };
         let qemu = context.version.into_inner();
-        Ok(Report::new(self.name, qemu, backing, rows))
+        let warnings = context.warnings.into_inner();
+        Ok((
+            Report::new(self.name, qemu, backing, rows),
+            warnings.unwrap_or_else(PoisonError::into_inner),
+        ))
     }
 }
 
@@ -182,6 +191,8 @@ impl Context<'_> {
         request.boot_timeout = Duration::from_secs(1800);
         let keep = |folder: &Path| folder.join(format!("{}-{part}", self.name));
         request.keep = self.keep.map(keep);
+        // A bench of deadlines marks its parts, and gives no guest a PMU.
+        let has_pmu = !request.marked;
         let spec = request.check(designs)?;
         run::check(&spec)?;
         let lab = Lab::prepare(&spec, self.session)?;
@@ -191,6 +202,11 @@ impl Context<'_> {
         }
         if let Some(row) = comparison.rows.iter().find(|row| row.run.status != 0) {
             return Err(row.failed());
+        }
+        if has_pmu {
+            let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = table::warnings(&comparison.rows).into_iter();
+            warnings.extend(all.map(|warning| format!("{part}: {warning}")));
         }
         self.note_machine(&comparison.rows);
         Ok(comparison.rows)
@@ -202,13 +218,17 @@ impl Context<'_> {
             if let Some(version) = &run.qemu {
                 self.version.get_or_init(|| version.clone());
             }
-            let mut backings = self.backings.lock().unwrap_or_else(PoisonError::into_inner);
             // KVM's own PMUs are in no VMM's statistics.
-            if let Some(backing) = run.backing.filter(|_| run.vmm.is_some())
-                && !backings.contains(&backing)
-            {
-                backings.push(backing);
+            if let Some(backing) = run.backing.filter(|_| run.vmm.is_some()) {
+                self.note_backing(backing);
             }
+        }
+    }
+
+    fn note_backing(&self, backing: Backing) {
+        let mut backings = self.backings.lock().unwrap_or_else(PoisonError::into_inner);
+        if !backings.contains(&backing) {
+            backings.push(backing);
         }
     }
 

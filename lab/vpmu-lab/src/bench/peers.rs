@@ -113,7 +113,7 @@ impl Mode {
                      counts() {{ perf stat -x, -o stat -e $1 workload --scale 3000; awk -F, '/cycles/ {{ print $1 }}' stat; }}; \
                      alone=$(counts cycles:u); counts {events} | awk -v alone=$alone \
                      '{{ off = $1 / alone - 1; if (off < 0) off = -off; if (off > most) most = off }} \
-                     END {{ print \"multiplexed\", 100 * most }}'",
+                     END {{ if (NR == {MULTIPLEXED}) print \"multiplexed\", 100 * most }}'",
                     timed(&record, "-c 100000", 1000)
                 ),
                 figures: of_time,

@@ -12,7 +12,7 @@ use crate::report::figures::Report;
 use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
-use crate::spec::design::{Design, Pmu, Policy};
+use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
@@ -74,13 +74,18 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             hint: "vpmu doctor says whether perf events can be had",
         });
     }
-    let said = |rows: Option<Vec<Row>>| {
-        rows.ok_or_else(|| {
+    let said = |said: Option<(Option<Backing>, Vec<Row>)>| {
+        let (backing, rows) = said.ok_or_else(|| {
             Error::format(
                 &program,
                 "said something else than figures; build it anew with script/setup",
             )
-        })
+        })?;
+        // What counts here may be another thing than in the guests.
+        if let Some(backing) = backing {
+            context.note_backing(backing);
+        }
+        Ok::<_, Error>(rows)
     };
     let mut rows = said(parse(&output.stdout, THIS))?;
     let native = context.qemu.has_x86_pmu().then_some(Pmu::Native.into());
@@ -102,8 +107,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Reads the program's figures; `place` is an index of [`MODES`].
-fn parse(output: &[u8], place: usize) -> Option<Vec<Row>> {
+/// Reads what has counted for the program, and its figures; `place` is an index of [`MODES`].
+fn parse(output: &[u8], place: usize) -> Option<(Option<Backing>, Vec<Row>)> {
     let report: Report = serde_json::from_slice(output).ok()?;
     let named = report.rows().iter().map(|row| {
         let names = MODES.into_iter().find(|names| names[0] == row.mode)?;
@@ -116,7 +121,7 @@ fn parse(output: &[u8], place: usize) -> Option<Vec<Row>> {
         };
         Some(row.beside(published.map(|(_, _, value)| *value)))
     });
-    named.collect()
+    Some((report.backing(), named.collect::<Option<_>>()?))
 }
 
 #[cfg(test)]
@@ -125,13 +130,14 @@ mod tests {
 
     #[test]
     fn published_figures_are_added() {
-        let rows = parse(
+        let (backing, rows) = parse(
             br#"{"backing":"clock","rows":[
                 {"figure":"handle_overflow_ns","mode":"reuse","measured":9.5,"unit":"ns"},
                 {"figure":"host_ops_per_pmi","mode":"paused","measured":null,"unit":"operations"}]}"#,
             GUEST,
         )
         .unwrap();
+        assert_eq!(backing, Some(Backing::Clock));
         assert_eq!(
             (rows[0].measured, rows[0].published),
             (Some(9.5), Some(97.0))

@@ -1,13 +1,13 @@
 //! What a switch between two guests costs the PMU, on arm64: lazy against eager, partitioned against emulated. The
 //! published partition names a number of registers, and has measured nothing.
 
-use std::io;
 use std::path::Path;
 
 use super::{Bench, Context, Row, hundredths};
 use crate::image::artifacts;
 use crate::image::job::Output;
 use crate::report::story::{Group, Page};
+use crate::run::compare::Captured;
 use crate::run::{self, Lab, Sink};
 use crate::spec::arch::Arch;
 use crate::spec::design::Pmu;
@@ -118,24 +118,25 @@ fn measure(
         context.version.get_or_init(|| version.to_string());
     }
     let task = context.session.progress.task(&part);
+    let first = Captured::default();
     let sink = Sink {
         output: Output::Stream,
-        to: Box::new(io::sink()),
+        to: Box::new(first.clone()),
     };
     let outcome = run::run(&lab, &spec, &spec.guests[0], 0, sink, &mut |_| {})?;
     task.done();
     let passed = |console: &[u8]| String::from_utf8_lossy(console).contains(" 1 passed, 0 failed");
-    let console = outcome.second.unwrap_or_default().console;
-    let failed = |how: &str| {
-        let console = String::from_utf8_lossy(&console);
-        Failure::NoReport(how.to_owned()).with(console.lines().map(str::to_owned).collect())
+    let failed = |how: String, console: &[u8]| {
+        let console = String::from_utf8_lossy(console);
+        Failure::NoReport(how).with(console.lines().map(str::to_owned).collect())
     };
-    if !passed(&console) {
-        return Err(failed("the second guest's test failed"));
+    let second = outcome.second.unwrap_or_default().console;
+    for (guest, console) in [("first", &first.take()), ("second", &second)] {
+        if !passed(console) {
+            return Err(failed(format!("the {guest} guest's test failed"), console));
+        }
     }
-    outcome
-        .monitor
-        .ok_or_else(|| failed("the monitor did not report"))
+    (outcome.monitor).ok_or_else(|| failed("the monitor did not report".to_owned(), &second))
 }
 
 fn of_switches(span: &Span, name: &str) -> Option<f64> {

@@ -1,6 +1,6 @@
 //! Files that others read, written whole or not at all.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
@@ -62,11 +62,10 @@ pub fn check_writable(path: &Path) -> Result<()> {
     if path.is_dir() {
         return Err(Error::format(path, "is a folder; name a file"));
     }
+    // Without opening it: whoever reads a pipe would take the check for its end.
     if path.exists() {
-        File::options()
-            .append(true)
-            .open(path)
-            .map_err(Error::file("write", path))?;
+        rustix::fs::access(path, rustix::fs::Access::WRITE_OK)
+            .map_err(|errno| Error::file("write", path)(errno.into()))?;
     }
     if let Some(path) = replaceable(path) {
         let folder = folder_of(&path);
@@ -107,6 +106,21 @@ mod tests {
         write_whole(&at("device"), b"3").unwrap();
         let about = fs::metadata(at("device")).unwrap();
         assert!(about.file_type().is_char_device());
+    }
+
+    #[test]
+    fn a_check_is_not_the_end_of_a_pipe() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o600.into()).unwrap();
+        // Nobody reads: to open it would wait.
+        check_writable(&pipe).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        write_whole(&pipe, b"4").unwrap();
+        assert_eq!(reader.join().unwrap(), b"4");
     }
 
     #[test]

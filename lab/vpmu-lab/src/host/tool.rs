@@ -95,6 +95,8 @@ impl Tool {
         if status.is_some_and(|status| status.success()) {
             return self.text(&mut output);
         }
+        // Ctrl-C ends the program, too, and perhaps first.
+        cancel.check()?;
         // A program that is over its time may write while its output is read.
         drop(child);
         let said = self.text(&mut output)? + &self.text(&mut errors)?;

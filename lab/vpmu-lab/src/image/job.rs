@@ -17,6 +17,7 @@ use crate::spec::command::quote;
 use crate::spec::{OurVmm, Work, disturbance};
 
 const GUEST_INIT: &str = include_str!("init.sh");
+const RECORDINGS: &str = include_str!("recordings.sh");
 
 /// Options for the VMM that restores a saved guest. No other VMM gets them.
 const RESTORING: &[&str] = &["--drop-paravirt"];
@@ -186,6 +187,7 @@ impl Job<'_> {
                     if self.resets { "yes" } else { "" },
                 )),
             )
+            .file("vpmu/recordings.sh", 0o644, text(RECORDINGS.to_owned()))
             .file("vpmu/run", 0o644, text(self.script(place)));
         for path in self.modules {
             add_file(&mut archive, "vpmu/modules", path)?;
@@ -211,7 +213,7 @@ impl Job<'_> {
 
 impl Job<'_> {
     /// Returns the script that meter runs. A single run costs no process beside the command's own
-    /// shell. For several runs, the script sets each run's perf.data aside.
+    /// shell. For several runs, the script sets what each has recorded aside.
     fn script(&self, output: &str) -> String {
         let redirect = format!("exec < /dev/null > {output} 2>&1");
         let command = self.work.command.as_line();
@@ -220,9 +222,11 @@ impl Job<'_> {
         };
         format!(
             "{redirect}\n\
+             . /vpmu/recordings.sh\n\
              for run in $(seq {more}); do\n\
              sh -c {line} || exit\n\
-             [ -e perf.data ] && mv perf.data /vpmu/perf.$run\n\
+             [ $run -gt 1 ] || recordings > /vpmu/recordings\n\
+             while read -r file; do mv \"$file\" /vpmu/perf.$((aside += 1)); done < /vpmu/recordings\n\
              done\n\
              {command}\n",
             line = quote(command)

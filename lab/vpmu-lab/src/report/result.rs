@@ -241,8 +241,10 @@ impl Run {
             user_s: seconds(meter.user_us, 1e6),
             sys_s: seconds(meter.sys_us, 1e6),
             samples: found.perf.as_ref().map(|perf| mean(perf.samples)),
-            lost_samples: found.perf.as_ref().and_then(lost_samples).map(mean),
-            throttled: found.perf.as_ref().map(|perf| mean(perf.throttled)),
+            // Rounded up: what is lost in a few runs is not nothing.
+            lost_samples: (found.perf.as_ref().and_then(lost_samples))
+                .map(|count| count.div_ceil(runs)),
+            throttled: (found.perf.as_ref()).map(|perf| perf.throttled.div_ceil(runs)),
             max_sample_rate: found.perf.as_ref().map(|perf| perf.max_sample_rate),
             pmis: pmis.map(mean),
             exits: means(stats.exits),

@@ -171,27 +171,12 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {
         let (design, run) = (row.design, &row.run);
-        let pmu = design.pmu;
-        if run.status != 0 {
-            warnings.push(format!(
-                "{design}: the command ended with status {}, so its figures may be of half a run; \
-                 see what it printed with `vpmu run --arch {} --pmu {pmu}`",
-                run.status, run.arch
-            ));
-        }
-        warnings.extend(uncounted(run));
+        warnings.extend(doubts(run));
         if let Some(rate) = run.max_sample_rate.filter(|&rate| rate < STOCK_SAMPLE_RATE) {
             warnings.push(format!(
                 "{design}: the guest's kernel allowed only {rate} samples a second in the end, because \
                  samples took more than a quarter of its time; lower perf's -F to compare equal work"
             ));
-        }
-        warnings.extend(throttled(run));
-        match run.lost_samples {
-            Some(0) => {}
-            Some(count) => warnings.push(lost(design, &format!("{count}"))),
-            None if run.samples.is_some() => warnings.push(lost(design, "an unknown number of")),
-            None => {}
         }
         if run.samples == Some(0) {
             warnings.push(format!(
@@ -207,6 +192,27 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
         }
     }
     warnings
+}
+
+/// Returns sentences about what makes a run's figures wrong, each with the reason.
+pub(super) fn doubts(run: &Run) -> impl Iterator<Item = String> {
+    let design = run.design();
+    let failed = (run.status != 0).then(|| {
+        format!(
+            "{design}: the command ended with status {}, so its figures may be of half a run; \
+             see what it printed with `vpmu run --arch {} --pmu {}`",
+            run.status, run.arch, run.pmu
+        )
+    });
+    let lost = match run.lost_samples {
+        Some(0) => None,
+        Some(count) => Some(lost(design, &format!("{count}"))),
+        None if run.samples.is_some() => Some(lost(design, "an unknown number of")),
+        None => None,
+    };
+    (failed.into_iter().chain(uncounted(run)))
+        .chain(throttled(run))
+        .chain(lost)
 }
 
 /// Returns sentences about what was not counted in a guest, each with the reason.

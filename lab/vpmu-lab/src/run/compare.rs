@@ -113,10 +113,10 @@ fn starting_order(guests: &[Guest]) -> Vec<&Guest> {
 
 /// Takes a command's output into memory.
 #[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Captured(Arc<Mutex<Vec<u8>>>);
 
 impl Captured {
-    fn take(&self) -> Vec<u8> {
+    pub(crate) fn take(&self) -> Vec<u8> {
         std::mem::take(&mut lock(&self.0))
     }
 }

@@ -203,7 +203,7 @@ fn completeness(programs: &[&str], before: &str) -> String {
             false => "",
         };
         let both = format!(
-            "printf '%s\\n' '{libraries}{program}' > line; if command -v {name} >/dev/null; then sh line; {before} {}; fi; ",
+            "printf '%s\\n' '{libraries}{program}' > line; if command -v {name} >/dev/null; then sh line || exit; echo program; {before} {}; fi; ",
             record("--call-graph lbr", 50_021, "sh line")
         );
         command += &both;
@@ -281,7 +281,11 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let command = completeness(programs, before);
             let part = format!("{}-{mode}", &suffix[1..]);
             for row in &context.compare_as(guest(&more), &part, &ours, &command)? {
-                rows.extend(stacks(row).into_iter().map(|one| one.row(suffix, mode)));
+                let output = String::from_utf8_lossy(&row.output);
+                let ran = output.lines().filter(|line| *line == "program").count();
+                let ran = Named("programs".to_owned(), Some(ran as f64), "programs");
+                let all = [ran].into_iter().chain(stacks(row));
+                rows.extend(all.map(|one| one.row(suffix, mode)));
             }
         }
     }

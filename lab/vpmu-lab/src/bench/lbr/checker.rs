@@ -18,7 +18,8 @@ fn bits_of_bar() -> String {
 
 /// Returns a program for awk that reads what `perf script -F brstacksym` prints of the workload. It names each branch by a
 /// letter, and checks whether the program takes the letters of a sample one after the other: loops are longer than a
-/// stack, so that one has no more than the end of one loop and the beginning of the next. Which way `bar` goes follows
+/// stack, so that one has no more than the end of one loop and the beginning of the next. A sample with a branch outside the
+/// loops is skipped. Which way `bar` goes follows
 /// from the bits that it shifts out.
 pub(super) fn checker(depth: u32) -> String {
     const PROGRAM: &str = r#"
@@ -34,7 +35,7 @@ function letter(from, to,   a, b, by) {
     }
     if (a[1] == "main" && hex(b[2]) == 0) return b[1] == "foo" ? "F" : b[1] == "bar" ? "B" : b[1] == "qux" ? "Q" : "e"
     if (b[1] == "main" && hex(b[2]) > 0) return a[1] == "foo" ? "x" : a[1] == "bar" ? "y" : a[1] == "qux" ? "z" : "e"
-    return "e"
+    return a[1] b[1] ~ /^(main|foo|bar|qux)(main|foo|bar|qux)$/ ? "?" : "e"
 }
 function in_bar(path, begins, ends,   bits, at) {
     if (path !~ /^l?([01]l)*[01]?$/ || (begins && path ~ /^l/) || (ends && path ~ /l$/)) return 0
@@ -54,11 +55,11 @@ NF > 0 {
     path = ""
     for (i = 1; i <= NF; i++) { split($i, word, "/"); path = letter(word[1], word[2]) path }
     samples++; full += NF == DEPTH
-    if (path ~ /e/) next
+    if (path ~ /e/) { skipped++; next }
     branches += NF
     if (!right(path)) { wrong += NF; if (shown++ < 5) print "path", path, $0 }
 }
-END { print "checked", branches + 0; print "wrong", wrong + 0; print "full", 100 * full / samples }"#;
+END { print "skipped", skipped + 0; print "checked", branches + 0; print "wrong", wrong + 0; print "full", 100 * full / samples }"#;
     PROGRAM
         .replace("DEPTH", &depth.to_string())
         .replace("BITS", &format!("\"{}\"", bits_of_bar()))
@@ -83,9 +84,15 @@ mod tests {
     fn a_stack_that_the_program_cannot_take_is_wrong() {
         let foo = "foo+0xf/foo+0x5";
         let right = format!("{foo} {foo} main+0x1a/foo+0x0");
-        assert_eq!(checked(&right), "checked 3\nwrong 0\nfull 100\n");
+        assert_eq!(checked(&right), "skipped 0\nchecked 3\nwrong 0\nfull 100\n");
         let wrong = format!("{foo} main+0x1a/foo+0x0 {foo}");
         assert!(checked(&wrong).contains("wrong 3"));
+        // From one function into another there are calls and returns of main's alone.
+        for branch in ["qux+0x10/foo+0x5", "main+0x1a/foo+0x8"] {
+            assert!(checked(&format!("{foo} {branch}")).contains("wrong 2"));
+        }
+        let outside = checked(&format!("{foo} main+0x40/write+0x0"));
+        assert_eq!(outside, "skipped 1\nchecked 0\nwrong 0\nfull 0\n");
         // `bar` begins with a 1, and then has 0000.
         let begins = |bit: &str| checked(&format!("{bit} main+0x24/bar+0x0 foo+0x11/main+0x1f"));
         assert!(begins("bar+0x16/bar+0x1a").contains("wrong 0"));

@@ -278,6 +278,7 @@ fn of_fixed(row: &result::Row) -> Result<Vec<Figure>> {
             "exits",
         ),
         figure("full_stacks_percent", Some(full), "%"),
+        figure("skipped_samples", Some(first(row, "skipped")?), "samples"),
         figure("checked_branches", Some(first(row, "checked")?), "branches"),
         figure("wrong_branches", Some(first(row, "wrong")?), "branches"),
     ])

@@ -9,9 +9,11 @@ pub mod apt;
 pub mod sources;
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::host::cancel::Cancel;
@@ -399,10 +401,27 @@ fn temporary(folder: &Path) -> Result<tempfile::TempDir> {
     made.map_err(Error::file("write in", folder))
 }
 
-/// Removes the folders whose names begin with `prefix`.
+/// Keeps a [derived](Pool::derived) folder from removal by another vpmu, whose sources or packages differ, until this
+/// process ends.
+pub fn keep(folder: &Path) {
+    if let Ok(file) = File::open(folder)
+        && flock(&file, FlockOperation::NonBlockingLockShared).is_ok()
+    {
+        // A guest may run from the folder for as long as the process lives.
+        Box::leak(Box::new(file));
+    }
+}
+
+/// Removes the folders whose names begin with `prefix`, and which no process [keeps](keep).
 fn remove_folders(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(prefix) {
+        if !entry.file_name().to_string_lossy().starts_with(prefix) {
+            continue;
+        }
+        let Ok(file) = File::open(entry.path()) else {
+            continue;
+        };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK) {
             // A folder that stays only costs disk space.
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -420,5 +439,25 @@ fn remove_others(packages: &Path, plan: &[Package]) {
             // A file that stays only costs disk space.
             let _ = fs::remove_file(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_in_use_stays() {
+        let pool = tempfile::tempdir().unwrap();
+        let at = |name: &str| pool.path().join(name);
+        let names = ["images-used", "images-old", "temporary-killed", "apt"];
+        for name in names {
+            fs::create_dir(at(name)).unwrap();
+        }
+        keep(&at("images-used"));
+        remove_folders(pool.path(), "images-");
+        remove_folders(pool.path(), TEMPORARY);
+        let left = names.map(|name| at(name).is_dir());
+        assert_eq!(left, [true, false, false, true]);
     }
 }

@@ -44,13 +44,20 @@ pub(super) fn section(file: &str, runs: &[Run]) -> Section {
 
 /// Draws the time of each design beside that of native; `None` where the first run is not native.
 fn lead(runs: &[Run], names: &[String]) -> Option<String> {
-    let native = runs.first().filter(|run| run.pmu == Pmu::Native)?;
+    let native = runs
+        .first()
+        .filter(|run| run.pmu == Pmu::Native && is_whole(run))?;
     let times = runs.iter().map(|run| {
         let factor = run.real_s / native.real_s;
-        Some((factor, format!("{factor:.3} x")))
+        is_whole(run).then(|| (factor, format!("{factor:.3} x")))
     });
     let label = format!("{}: {}", native.arch, shortened(&native.command));
     measured(&label, names.iter().map(String::as_str).zip(times))
+}
+
+/// Returns whether the command came to its end: a failed one takes no time.
+fn is_whole(run: &Run) -> bool {
+    run.status == 0
 }
 
 /// Returns the last of several commands on one line: of a list of events only how many they are.
@@ -115,8 +122,8 @@ fn sentences(runs: &[Run]) -> Vec<String> {
         sentences.push(format!("A PMI takes {} exits.", listed(&exits)));
     }
     sentences.extend(table::backing(runs.iter()).map(|text| format!("It was {text}.")));
-    let uncounted = runs.iter().flat_map(table::uncounted);
-    sentences.extend(uncounted.map(|text| format!("{text}.")));
+    let doubts = runs.iter().flat_map(table::doubts);
+    sentences.extend(doubts.map(|text| format!("{text}.")));
     sentences
 }
 
@@ -132,7 +139,7 @@ fn drawings(runs: &[Run], names: &[String]) -> Vec<String> {
         let values = names
             .iter()
             .map(String::as_str)
-            .zip(runs.iter().map(figure));
+            .zip(runs.iter().map(|run| figure(run).filter(|_| is_whole(run))));
         measured(label, values)
     };
     let seconds = |value: f64| Some((value, format!("{value:.3} s")));

@@ -62,6 +62,27 @@ fn results_become_tables_and_plots() {
 }
 
 #[test]
+fn a_failed_command_is_no_short_bar() {
+    let failed = run("emulated", "0.5", "null").replace(r#""status":0"#, r#""status":127"#);
+    let runs = [
+        run("native", "2.0", "null"),
+        run("kvm", "3.0", "null"),
+        failed,
+    ];
+    let results = format!(r#"{{"schema":1,"runs":[{}]}}"#, runs.join(","));
+    let folder = folder(&[("a.json", &results)]);
+    let html = of_folder(folder.path(), |_| None).unwrap().html;
+    assert!(
+        html.contains("emulated: the command ended with status 127"),
+        "{html}"
+    );
+    assert!(
+        html.contains("1.500 x") && !html.contains("0.250 x"),
+        "{html}"
+    );
+}
+
+#[test]
 fn profiles_stand_beside_each_other() {
     let profiles = [r#""host_profile":"#, r#","guest_profile":"#]
         .map(|name| format!(r#"{name}{{"folded":{{"main;foo":3,"main":1}}}}"#));
