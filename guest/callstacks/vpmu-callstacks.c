@@ -32,10 +32,12 @@
 struct seen {
     pid_t pid;
     uint64_t maps;
+    /* The last look at all that found it. */
+    unsigned look;
 };
 
 static struct seen seen[MOST];
-static unsigned count;
+static unsigned count, looks;
 static unsigned long pages, objects;
 
 static int read_at(pid_t pid, uint64_t address, void *to, size_t length)
@@ -137,13 +139,18 @@ static int process(pid_t pid)
     fclose(maps);
     for (known = 0; known < count && seen[known].pid != pid; known++)
         ;
-    if (known < count && seen[known].maps == hash)
+    if (known < count && seen[known].maps == hash) {
+        seen[known].look = looks;
         return 0;
-    if (known == count)
-        known = count < MOST ? count++ : (unsigned)pid % MOST;
-    seen[known] = (struct seen){ pid, hash };
+    }
     for (unsigned i = 0; i < n; i++)
         object(pid, bases[i]);
+    /* With more processes than this the last ones are touched at each look, and hasten none. */
+    if (known == MOST)
+        return 0;
+    if (known == count)
+        count++;
+    seen[known] = (struct seen){ pid, hash, looks };
     return 1;
 }
 
@@ -173,6 +180,7 @@ static int descendants(pid_t root)
 
     if (!proc)
         return 0;
+    looks++;
     while ((entry = readdir(proc))) {
         pid_t pid = isdigit(entry->d_name[0]) ? atoi(entry->d_name) : 0, up = pid;
 
@@ -184,6 +192,10 @@ static int descendants(pid_t root)
             is_new |= process(pid);
     }
     closedir(proc);
+    /* Processes that have gone leave their room to others. */
+    for (unsigned n = count; n-- > 0;)
+        if (seen[n].look != looks)
+            seen[n] = seen[--count];
     return is_new;
 }
 

@@ -9,3 +9,4 @@ declares = $(if $(shell grep -sw '$(1)' $(srctree)/$(2)),-DHAVE_$(1))
 ccflags-y += -I$(src)/../include
 ccflags-y += $(call declares,rdmsrq,arch/x86/include/asm/msr.h)
 ccflags-y += $(call declares,register_syscore,include/linux/syscore_ops.h)
+ccflags-y += $(call declares,perf_event_pmu_context,include/linux/perf_event.h)

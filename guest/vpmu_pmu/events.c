@@ -97,6 +97,20 @@ static int vpmu_pmu_check_group(struct perf_event *event)
 	return n > vpmu_pmu_counters ? -EINVAL : 0;
 }
 
+/*
+ * Before Linux 6.2 a task that has had an event has a pointer to this PMU until
+ * it ends, and the core follows it then.
+ */
+static void vpmu_pmu_keep_module(struct perf_event *event)
+{
+#ifndef HAVE_perf_event_pmu_context
+	static bool kept;
+
+	if (event->attach_state & PERF_ATTACH_TASK && !xchg(&kept, true))
+		__module_get(THIS_MODULE);
+#endif
+}
+
 int vpmu_pmu_event_init(struct perf_event *event)
 {
 	struct perf_event_attr *attr = &event->attr;
@@ -125,7 +139,10 @@ int vpmu_pmu_event_init(struct perf_event *event)
 		local64_set(&hwc->period_left, hwc->sample_period);
 	}
 	hwc->idx = -1;
-	return vpmu_pmu_check_group(event);
+	err = vpmu_pmu_check_group(event);
+	if (!err)
+		vpmu_pmu_keep_module(event);
+	return err;
 }
 
 PMU_FORMAT_ATTR(event, "config:0-7");

@@ -42,9 +42,8 @@ static void vpmu_pmu_fail(struct perf_event *event)
  * Interrupts are off, so the CPU keeps its task, and what was on the CPU is not
  * freed before this ends.
  */
-static void vpmu_pmu_fail_all(struct irq_work *work)
+static void vpmu_pmu_fail_all(struct vpmu_pmu_cpu *c)
 {
-	struct vpmu_pmu_cpu *c = this_cpu_ptr(&vpmu_pmu_cpus);
 	struct perf_event *events[VPMU_PMU_MOST];
 	int idx;
 
@@ -56,14 +55,33 @@ static void vpmu_pmu_fail_all(struct irq_work *work)
 			vpmu_pmu_fail(events[idx]);
 }
 
-static DEFINE_PER_CPU(struct irq_work, vpmu_pmu_failing);
+/* What the core's lock of the runqueue forbids: to print takes others. */
+static void vpmu_pmu_later(struct irq_work *work)
+{
+	struct vpmu_pmu_cpu *c = this_cpu_ptr(&vpmu_pmu_cpus);
+
+	if (c->reason)
+		pr_warn_once("the host cannot count event %#llx (%llu)\n",
+			     c->refused, c->reason);
+	if (READ_ONCE(vpmu_pmu_gone)) {
+		pr_err_once("the host's PMU has gone: nothing counts any more\n");
+		vpmu_pmu_fail_all(c);
+	}
+}
+
+static DEFINE_PER_CPU(struct irq_work, vpmu_pmu_work);
+
+/* In any context. */
+void vpmu_pmu_do_later(void)
+{
+	irq_work_queue(this_cpu_ptr(&vpmu_pmu_work));
+}
 
 /* On a CPU that has found it out, in any context. */
 void vpmu_pmu_lose(void)
 {
-	if (!xchg(&vpmu_pmu_gone, true))
-		pr_err("the host's PMU has gone: nothing counts any more\n");
-	irq_work_queue(this_cpu_ptr(&vpmu_pmu_failing));
+	WRITE_ONCE(vpmu_pmu_gone, true);
+	vpmu_pmu_do_later();
 }
 
 /* Before anything can be lost. */
@@ -79,8 +97,8 @@ int vpmu_pmu_begin_losing(void)
 	static_call_update(vpmu_pmu_disable_local, disable);
 	/* Linux 6.12 does not relocate a module's initial per-CPU data. */
 	for_each_possible_cpu(cpu)
-		*per_cpu_ptr(&vpmu_pmu_failing, cpu) =
-			IRQ_WORK_INIT_HARD(vpmu_pmu_fail_all);
+		*per_cpu_ptr(&vpmu_pmu_work, cpu) =
+			IRQ_WORK_INIT_HARD(vpmu_pmu_later);
 	return 0;
 }
 
@@ -90,5 +108,5 @@ void vpmu_pmu_end_losing(void)
 	int cpu;
 
 	for_each_possible_cpu(cpu)
-		irq_work_sync(per_cpu_ptr(&vpmu_pmu_failing, cpu));
+		irq_work_sync(per_cpu_ptr(&vpmu_pmu_work, cpu));
 }

@@ -284,7 +284,7 @@ free:
 	return err;
 }
 
-/* No event is left: each holds the module. */
+/* No event is left: each holds the module (vpmu_pmu_keep_module). */
 static void __exit vpmu_pmu_exit(void)
 {
 	unregister_reboot_notifier(&vpmu_pmu_reboot_nb);

@@ -46,7 +46,7 @@ static void vpmu_pmu_ring(u64 bits)
 		vpmu_pmu_lose();
 }
 
-/* Says once why an event does not count. */
+/* Has said why an event does not count. */
 static void vpmu_pmu_check(struct vpmu_pmu_cpu *c)
 {
 	int idx;
@@ -54,9 +54,11 @@ static void vpmu_pmu_check(struct vpmu_pmu_cpu *c)
 	for_each_set_bit(idx, &c->wanted, VPMU_PMU_MOST) {
 		u64 state = READ_ONCE(vpmu_pmu_words(c, idx)->state);
 
-		if (c->slots[idx].fresh && state >= VPMU_PMU_LOST)
-			pr_warn_once("the host cannot count event %#llx (%llu)\n",
-				     c->slots[idx].event->hw.config, state);
+		if (c->slots[idx].fresh && state >= VPMU_PMU_LOST) {
+			c->refused = c->slots[idx].event->hw.config;
+			c->reason = state;
+			vpmu_pmu_do_later();
+		}
 		c->slots[idx].fresh = false;
 	}
 }
@@ -168,6 +170,7 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	struct hw_perf_event *hwc = &event->hw;
 	struct vpmu_pmu_slot *slot = &c->slots[hwc->idx];
 
+	c->touched = true;
 	if (WARN_ON_ONCE(!(hwc->state & PERF_HES_STOPPED)) || !c->page)
 		return;
 	hwc->state = 0;
@@ -190,6 +193,7 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 	struct hw_perf_event *hwc = &event->hw;
 	struct vpmu_pmu_slot *slot = &c->slots[hwc->idx];
 
+	c->touched = true;
 	if (!c->page)
 		return;
 	__clear_bit(hwc->idx, &c->wanted);
@@ -221,6 +225,7 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	struct hw_perf_event *hwc = &event->hw;
 	int idx;
 
+	c->touched = true;
 	if (!c->page && !vpmu_pmu_gone)
 		return -ENODEV;
 	for (idx = 0; idx < vpmu_pmu_counters; idx++)
@@ -249,6 +254,7 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 	struct hw_perf_event *hwc = &event->hw;
 	struct vpmu_pmu_slot *slot = &c->slots[hwc->idx];
 
+	c->touched = true;
 	if (c->page) {
 		if (test_bit(hwc->idx, &c->applied) && !slot->fresh)
 			vpmu_pmu_freeze(c);
@@ -304,8 +310,21 @@ static void vpmu_pmu_disable(struct pmu *pmu)
 {
 	struct vpmu_pmu_cpu *c = this_cpu_ptr(&vpmu_pmu_cpus);
 
+	c->touched = false;
 	WRITE_ONCE(c->disabled, true);
 	barrier();
+}
+
+/* Whether records may be of an event that a task shares with its relatives. */
+static bool vpmu_pmu_is_shared(struct vpmu_pmu_cpu *c)
+{
+	int idx;
+
+	for_each_set_bit(idx, &c->applied, VPMU_PMU_MOST)
+		if (c->slots[idx].event && c->slots[idx].event->attr.inherit &&
+		    vpmu_pmu_words(c, idx)->flags & VPMU_PMU_RECORD)
+			return true;
+	return false;
 }
 
 static void vpmu_pmu_enable(struct pmu *pmu)
@@ -314,6 +333,15 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 	u64 more = 0;
 
 	c->ticked = false;
+	/*
+	 * Between relatives the core exchanges the events of the task that goes
+	 * and of the one that comes, and touches none. Records are still of the
+	 * first.
+	 */
+	if (c->page && !c->touched && vpmu_pmu_is_shared(c)) {
+		vpmu_pmu_ring(VPMU_PMU_READ);
+		vpmu_pmu_drain(c, vpmu_pmu_sample);
+	}
 	WRITE_ONCE(c->disabled, false);
 	barrier();
 	if (!c->page)
@@ -426,9 +454,12 @@ void vpmu_pmu_resume(struct vpmu_pmu_cpu *c)
 	c->applied = 0;
 	c->frozen = false;
 	c->deferred = false;
-	for (idx = 0; idx < VPMU_PMU_MOST; idx++)
+	for (idx = 0; idx < VPMU_PMU_MOST; idx++) {
+		/* The page counts them anew. */
+		c->slots[idx].lost = 0;
 		if (c->slots[idx].event)
 			vpmu_pmu_wish(c, c->slots[idx].event);
+	}
 	vpmu_pmu_apply_now(c);
 }
 

@@ -38,6 +38,9 @@ struct vpmu_pmu_cpu {
 	bool handling;			/* the NMI handler is at work */
 	bool fetched;			/* counts are those of now: a group is read */
 	bool ticked;			/* counts have been read for this tick */
+	bool touched;			/* an event, since the PMU was disabled */
+	u64 refused;			/* an event that the host cannot count */
+	u64 reason;			/* 0: none was refused */
 	u64 doorbells;			/* rung */
 	u64 interrupts;			/* the host's NMIs */
 };
@@ -72,6 +75,7 @@ void vpmu_pmu_find_lost(void);
 extern bool vpmu_pmu_gone;
 int vpmu_pmu_begin_losing(void);
 void vpmu_pmu_lose(void);
+void vpmu_pmu_do_later(void);
 void vpmu_pmu_end_losing(void);
 
 #endif
