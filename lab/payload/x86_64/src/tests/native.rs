@@ -16,6 +16,7 @@ use vpmu_payload_harness::{Failure, Pass, Text, Verdict, check, check_range};
 pub(super) const TESTS: &[Test] = &[
     ("native.instructions", instructions),
     ("native.branches", branches),
+    ("native.faults", faults),
     ("native.cycles", cycles),
     ("native.rings", rings),
     ("native.rep", rep),
@@ -79,14 +80,36 @@ fn branches(_: &Context) -> Verdict {
         let got = in_ring_3(BRANCHES | USR, user::SPIN, rounds)?;
         check(format_args!("{rounds} rounds"), got, rounds)?;
     }
-    // `jmp [0]`, which faults, and so is no branch that retires.
-    write(ctr(0), 0)?;
-    write(ctl(0), BRANCHES | USR | EN)?;
-    let left = user::run(&[0xff, 0x24, 0x25, 0, 0, 0, 0], 0);
-    write(ctl(0), 0)?;
-    let vector = left.err().map_or(0, |fault| fault.vector);
-    check("exception", vector.into(), 14)?;
-    check("after a fault", read(ctr(0))?, 0)?;
+    Ok(Pass::Ok)
+}
+
+/// Checks that an instruction that faults, however late, does not retire, nor do those behind it.
+fn faults(_: &Context) -> Verdict {
+    const NOP: u8 = 0x90;
+    if !is_exact()? {
+        return Ok(INEXACT);
+    }
+    for (what, code, exception) in [
+        ("jmp [0]", &[0xff, 0x24, 0x25, 0, 0, 0, 0][..], 14),
+        ("sysret", &[0x48, 0x0f, 0x07], 13),
+        ("int 13", &[0xcd, 0x0d], 13),
+        ("vmmcall", &[0x0f, 0x01, 0xd9, NOP, NOP, NOP], 6),
+    ] {
+        for event in [INSTRUCTIONS, BRANCHES] {
+            write(ctr(0), 0)?;
+            write(ctl(0), event | USR | EN)?;
+            let left = user::run(code, 0);
+            write(ctl(0), 0)?;
+            // Code under test ends in #UD.
+            let vector = left.err().map_or(6, |fault| fault.vector);
+            check(
+                format_args!("exception of {what}"),
+                vector.into(),
+                exception,
+            )?;
+            check(format_args!("event {event:#x}, {what}"), read(ctr(0))?, 0)?;
+        }
+    }
     Ok(Pass::Ok)
 }
 
