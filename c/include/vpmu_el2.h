@@ -38,7 +38,8 @@ enum vpmu_status vpmu_el2_config(struct vpmu_partition_config *config,
 
 /**
  * Attacks the PMU of this CPU from EL1, EL0 and AArch32, and sets `config->isolation` to what it keeps. Before a guest runs
- * here; on one CPU of each kind. MDCR_EL2 is to be written afterwards.
+ * here, on each CPU: it also stops all counters. MDCR_EL2, HDFGRTR_EL2 and HDFGWTR_EL2 are to be written afterwards, the
+ * hypervisor's own bits included.
  */
 enum vpmu_status vpmu_el2_probe(struct vpmu_partition_config *config);
 

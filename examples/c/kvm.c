@@ -93,13 +93,16 @@ static int tell(const struct vpmu_kvm_vm *offer, int kvm, int vcpu)
 		struct kvm_cpuid_entry2 entries[256];
 	} cpuid = {.head = {.nent = 240}};
 	size_t count;
+	int khz = ioctl(vcpu, KVM_GET_TSC_KHZ, 0);
 
+	if (khz < 0)
+		return failed("KVM_GET_TSC_KHZ");
 	if (ioctl(kvm, KVM_GET_SUPPORTED_CPUID, &cpuid) < 0)
 		return failed("KVM_GET_SUPPORTED_CPUID");
 	count = cpuid.head.nent;
 	_Static_assert(sizeof(struct vpmu_kvm_cpuid_entry) == sizeof(struct kvm_cpuid_entry2), "");
 	if (vpmu_kvm_cpuid(offer, (struct vpmu_kvm_cpuid_entry *)cpuid.entries, &count, 256,
-			   ioctl(vcpu, KVM_GET_TSC_KHZ, 0)) != VPMU_STATUS_OK)
+			   khz) != VPMU_STATUS_OK)
 		return refused("vpmu_kvm_cpuid");
 	cpuid.head.nent = count;
 	return ioctl(vcpu, KVM_SET_CPUID2, &cpuid) < 0 ? failed("KVM_SET_CPUID2") : 0;

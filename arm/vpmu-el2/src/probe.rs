@@ -50,8 +50,8 @@ struct Attacked {
 }
 
 /// Probes the partition of this CPU, at EL2 and before a guest runs on it; machines with several kinds of CPUs are probed on
-/// each kind. `counters` and `host_counters` are as for [`partition::probe`]. Leaves every counter stopped, and MDCR_EL2 and
-/// the fine-grained traps of the PMU to be written.
+/// each kind. `counters` and `host_counters` are as for [`partition::probe`]. Leaves every counter stopped, and MDCR_EL2,
+/// HDFGRTR_EL2 and HDFGWTR_EL2 to be written, the hypervisor's own bits included.
 ///
 /// The caller's stack is mapped readable and its stage 1 of EL2 translates it to one physical line. Takes some milliseconds.
 pub fn probe(counters: u8, host_counters: u8, features: &Features) -> Findings {

@@ -194,7 +194,10 @@ impl VpmuKvmOptions {
         if !self.saved.is_null() {
             // SAFETY: the caller of `vpmu_kvm_open` promised so many bytes.
             let saved: Option<Saved> = promised!(state::read(self.saved, self.saved_length));
-            return saved.map(|(vcpu, _)| vcpu.offer()).ok_or_else(damaged);
+            let (vcpu, _) = saved.ok_or_else(damaged)?;
+            let offer = vcpu.offer();
+            offer.check(options).map_err(|error| failed(&error))?;
+            return Ok(offer);
         }
         let model = self.model().ok_or_else(|| {
             misuse("a model, a version or a way of PEBS that there is not, or the last two without Intel's model")

@@ -112,6 +112,20 @@ impl Offer {
         }
     }
 
+    /// Checks, in place of [`detect`], that this host can back the offer of a saved guest. Call this where `detect` would be
+    /// called: it tries hardware counters, which [`Vcpu::attach`](crate::Vcpu::attach) believes.
+    ///
+    /// # Errors
+    ///
+    /// As of `detect`, and when the host cannot count what was offered.
+    pub fn check(&self, options: &Options) -> Result<(), Error> {
+        let Some(pmu) = &self.pmu else {
+            return Ok(());
+        };
+        tried(options)?;
+        check(options, pmu).map(drop)
+    }
+
     /// Returns the guest's IA32_MISC_ENABLE with bits 11 and 12 (BTS and PEBS unavailable) as this PMU has them. The VMM
     /// gives the register this value before the vCPU runs. Other bits are those of `value`.
     pub fn misc_enable(&self, value: u64) -> u64 {

@@ -25,7 +25,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -33,7 +33,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{Flock, FlockType, fcntl_getlk};
 use vpmu::x86::Capability;
 use vpmu_perf::Backing;
 
@@ -263,6 +262,8 @@ fn read_folder(path: &Path, processes: &mut Vec<Process>, refused: &mut Vec<(Pat
             Ok(found) => processes.extend(found),
             // It has ended meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // A link or a socket, which is nobody's statistics.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {}
             Err(error) => refused.push((path.join(&name), error)),
         }
     }
@@ -312,11 +313,22 @@ fn open(folder: &OwnedFd, name: &OsStr) -> io::Result<File> {
 
 /// Returns the process that holds the file's lock; `None`: it is gone.
 fn owner(file: &impl AsFd) -> io::Result<Option<u32>> {
-    let asked = Flock::from(FlockType::ReadLock);
-    let held = fcntl_getlk(file, &asked)?;
-    let id = held.map(|held| held.pid.map_or(0, |pid| pid.as_raw_nonzero().get()));
-    // No PID: it lives where this process sees none.
-    Ok(id.map(i32::unsigned_abs))
+    let mut lock = libc::flock {
+        l_type: libc::F_RDLCK as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the kernel writes what it has found into `lock`.
+    if unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GETLK, &raw mut lock) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if lock.l_type == libc::F_UNLCK as libc::c_short {
+        return Ok(None);
+    }
+    // No PID: it lives where this process sees none. -1: a lock of no process, which is none of this library's.
+    Ok(u32::try_from(lock.l_pid).ok())
 }
 
 /// Reads a file; `None`: its process is gone, or it is another version's.

@@ -37,6 +37,8 @@ fn topology(function: u32, id: u8) -> [CpuidEntry; 3] {
 /// Turns KVM's supported features into the CPUID of vCPU `id`.
 pub(super) fn guest(cpuid: &mut CpuId, id: u8, tsc_khz: u32, offer: &Offer) -> Result<(), Error> {
     const PDCM: u32 = 1 << 15;
+    const VMX: u32 = 1 << 5;
+    const SVM: u32 = 1 << 2;
     const TSC_DEADLINE: u32 = 1 << 24;
     const HYPERVISOR: u32 = 1 << 31;
     for entry in cpuid.as_mut_slice() {
@@ -44,9 +46,11 @@ pub(super) fn guest(cpuid: &mut CpuId, id: u8, tsc_khz: u32, offer: &Offer) -> R
             1 => {
                 // There is one processor in this package, with this APIC.
                 entry.ebx = entry.ebx & 0xff00 | 1 << 16 | u32::from(id) << 24;
-                entry.ecx = entry.ecx & !PDCM | TSC_DEADLINE | HYPERVISOR;
+                // A guest of the guest's would not be saved.
+                entry.ecx = entry.ecx & !(PDCM | VMX) | TSC_DEADLINE | HYPERVISOR;
             }
             0x4000_0001 => entry.eax &= !PV_EOI,
+            0x8000_0001 => entry.ecx &= !SVM,
             0x8000_0008 => entry.ecx = 0,
             _ => {}
         }
@@ -56,7 +60,15 @@ pub(super) fn guest(cpuid: &mut CpuId, id: u8, tsc_khz: u32, offer: &Offer) -> R
     cpuid.retain(|entry| {
         !matches!(
             entry.function,
-            4 | 0x0a | 0x0b | 0x1f | 0x23 | 0x8000_001d | 0x8000_001e | 0x8000_0022 | 0x8000_0026
+            4 | 0x0a
+                | 0x0b
+                | 0x1f
+                | 0x23
+                | 0x8000_000a
+                | 0x8000_001d
+                | 0x8000_001e
+                | 0x8000_0022
+                | 0x8000_0026
         )
     });
     let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(CpuidEntry::from).collect();

@@ -373,8 +373,17 @@ fn main() -> ExitCode {
             Some(file) => file.write_all(line.as_bytes()),
             None => io::stdout().write_all(line.as_bytes()),
         };
-        written.map_err(|error| Error::File(cli.statistics.display().to_string(), error))?;
-        Ok(ending)
+        match (written, ending) {
+            (Err(error), Ending::PowerOff | Ending::Reset) => {
+                Err(Error::File(cli.statistics.display().to_string(), error))
+            }
+            // The status says what has become of the guest: that it was saved, above all.
+            (Err(error), _) => {
+                eprintln!("vpmu-vmm: cannot write statistics: {error}");
+                Ok(ending)
+            }
+            (Ok(()), _) => Ok(ending),
+        }
     });
     match result {
         Ok(Ending::PowerOff | Ending::Reset) => ExitCode::SUCCESS,

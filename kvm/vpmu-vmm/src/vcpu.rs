@@ -65,9 +65,10 @@ impl Vcpu {
             let mut statistics = statistics.lock().unwrap_or_else(PoisonError::into_inner);
             statistics.count(exit);
         };
-        let mut ending = Ending::Interrupted;
+        let (mut ending, mut saving) = (Ending::Interrupted, false);
         loop {
-            let stop = machine.stop.load(Ordering::Relaxed);
+            // The others stop when this one has said that the guest is to be saved: the first word decides.
+            let stop = saving || machine.stop.load(Ordering::Relaxed);
             self.parts.before_run()?;
             if stop {
                 // The previous exit is still to be completed, without the guest going on.
@@ -90,7 +91,7 @@ impl Vcpu {
             };
             match serve(exit, machine, count)? {
                 Served::Yes => {}
-                Served::Saving => ending = Ending::Saved,
+                Served::Saving => (ending, saving) = (Ending::Saved, true),
                 Served::Last(ending) => return Ok(ending),
             }
         }
@@ -155,10 +156,7 @@ fn serve(exit: VcpuExit<'_>, machine: &Machine, count: impl Fn(Exit)) -> Result<
                 Some(Request::End(ending)) => return Ok(Served::Last(ending)),
                 Some(Request::BeginMeasuring) => machine.measurement.begin(),
                 Some(Request::EndMeasuring) => machine.measurement.end(),
-                Some(Request::Save) => {
-                    machine.stop.store(true, Ordering::Relaxed);
-                    return Ok(Served::Saving);
-                }
+                Some(Request::Save) => return Ok(Served::Saving),
             }
         }
         VcpuExit::MmioRead(_, data) => {

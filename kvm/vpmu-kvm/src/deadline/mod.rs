@@ -240,7 +240,7 @@ impl Deadline {
         self.timer.wait()
     }
 
-    /// Ends another thread's [`wait`](Self::wait) now.
+    /// Ends another thread's [`wait`](Self::wait) now. The next call is [`expire`](Self::expire), which sets the timer again.
     pub fn wake(&self) {
         self.state().alarm.wake(&self.timer);
     }

@@ -15,7 +15,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flate2::{CrcReader, CrcWriter};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -33,12 +33,18 @@ const RUN: usize = 1 << 20;
 
 /// Checks that [`write`] can write there, as far as that is known before there is something to write.
 pub(crate) fn check_place(path: &Path) -> Result<(), Error> {
+    let real = real(path);
     // A device would become a file.
     let place = match fs::metadata(path) {
         Ok(about) if !about.is_file() => Err(io::Error::other("it is there, and is no file")),
-        _ => tempfile::tempfile_in(folder(path)).map(drop),
+        _ => tempfile::tempfile_in(folder(&real)).map(drop),
     };
     place.map_err(|error| Error::Write(path.display().to_string(), error))
+}
+
+/// Returns where a file is that a link may name.
+fn real(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
 fn folder(path: &Path) -> &Path {
@@ -55,7 +61,7 @@ pub(crate) fn write(
     memory: &GuestMemoryMmap,
 ) -> Result<(), Error> {
     let error = |error| Error::Write(path.display().to_string(), error);
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = &real(path);
     let file = tempfile::NamedTempFile::new_in(folder(path)).map_err(error)?;
     write_to(BufWriter::new(file.as_file()), state, memory).map_err(error)?;
     file.as_file().sync_all().map_err(error)?;

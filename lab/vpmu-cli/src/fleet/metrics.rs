@@ -1,18 +1,19 @@
 //! `vpmu metrics`: the guests' statistics for Prometheus.
 
-use std::io;
-use std::net::SocketAddr;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use httparse::Status;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
-use tiny_http::{Header, Method, Request, Response, Server};
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::write_whole;
 use vpmu_lab::{Error, Result};
@@ -37,6 +38,9 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Time between two looks for a signal.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// The time that a client has for its request, and the bytes of its head.
+const LONGEST: Duration = Duration::from_secs(2);
+const HEAD: usize = 8 << 10;
 
 #[derive(Debug, Args)]
 pub(crate) struct Metrics {
@@ -74,49 +78,99 @@ fn write(file: &Path) -> Result<ExitCode> {
 }
 
 fn serve(address: SocketAddr, cancel: &Cancel) -> Result<ExitCode> {
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::File {
+    let failed = |source: io::Error| Error::File {
         action: "listen on",
         path: address.to_string().into(),
-        source: io::Error::other(source),
+        source,
     };
-    let server = Server::http(address).map_err(failed)?;
+    let listener = TcpListener::bind(address).map_err(failed)?;
     // The port may be one that the kernel has chosen.
-    print(&format!("http://{}/metrics\n", server.server_addr()))?;
+    let address = listener.local_addr().map_err(failed)?;
+    print(&format!("http://{address}/metrics\n"))?;
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            match client {
+                // A thread for each: who says nothing keeps nobody waiting. A client that has gone needs no answer.
+                Ok(client) => drop(thread::Builder::new().spawn(move || answer(client))),
+                // No descriptor is left, for a moment.
+                Err(_) => thread::sleep(PATIENCE),
+            }
+        }
+    });
     loop {
         cancel.check()?;
-        match server.recv_timeout(PATIENCE) {
-            // A client that has gone away needs no answer.
-            Ok(Some(request)) => drop(answer(request)),
-            Ok(None) => {}
-            Err(error) => return Err(failed(error.into())),
-        }
+        thread::sleep(PATIENCE);
     }
 }
 
-fn answer(request: Request) -> io::Result<()> {
-    if request.url() != "/metrics" || !matches!(request.method(), Method::Get | Method::Head) {
-        return request.respond(Response::from_string("GET /metrics\n").with_status_code(404));
-    }
-    let body = match rows() {
-        Ok(rows) => text(&rows),
-        Err(error) => {
-            return request
-                .respond(Response::from_string(format!("{error}\n")).with_status_code(500));
+/// Answers a client's request, and closes.
+fn answer(mut client: TcpStream) -> io::Result<()> {
+    client.set_read_timeout(Some(LONGEST))?;
+    client.set_write_timeout(Some(LONGEST))?;
+    let begun = Instant::now();
+    let (mut head, mut length) = ([0; HEAD], 0);
+    // A request without an end is answered, too, after its time or its length. No body is read.
+    let request = loop {
+        match client.read(&mut head[length..]) {
+            Ok(count @ 1..) => length += count,
+            _ => break None,
+        }
+        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut request = httparse::Request::new(&mut headers);
+        match request.parse(&head[..length]) {
+            Ok(Status::Complete(_)) => break Asked::of(&request),
+            Ok(Status::Partial) if length < HEAD && begun.elapsed() < LONGEST => {}
+            _ => break None,
         }
     };
-    let accepts = |header: &Header| {
-        header.field.equiv("Accept")
-            && header
-                .value
-                .as_str()
-                .contains("application/openmetrics-text")
+    let (status, kind, body) = match &request {
+        None => ("404 Not Found", "text/plain", "GET /metrics\n".to_owned()),
+        Some(asked) => {
+            let rows = rows().unwrap_or_else(|error| {
+                eprintln!("vpmu: {error}");
+                Vec::new()
+            });
+            let body = text(&rows);
+            match asked.open_metrics {
+                true => ("200 OK", OPEN_METRICS, body),
+                false => ("200 OK", CLASSIC, classic(&body)),
+            }
+        }
     };
-    let (kind, body) = match request.headers().iter().any(accepts) {
-        true => (OPEN_METRICS, body),
-        false => (CLASSIC, classic(&body)),
-    };
-    let kind = Header::from_bytes("Content-Type", kind).expect("it is ASCII");
-    request.respond(Response::from_string(body).with_header(kind))
+    let length = body.len();
+    write!(
+        client,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    )?;
+    if !request.is_some_and(|asked| asked.head_only) {
+        client.write_all(body.as_bytes())?;
+    }
+    client.shutdown(Shutdown::Write)
+}
+
+/// What a request for the metrics asks for.
+struct Asked {
+    open_metrics: bool,
+    head_only: bool,
+}
+
+impl Asked {
+    fn of(request: &httparse::Request<'_, '_>) -> Option<Self> {
+        let head_only = match (request.method?, request.path?) {
+            ("GET", "/metrics") => false,
+            ("HEAD", "/metrics") => true,
+            _ => return None,
+        };
+        let accepts = |header: &httparse::Header<'_>| {
+            header.name.eq_ignore_ascii_case("Accept")
+                && String::from_utf8_lossy(header.value).contains("application/openmetrics-text")
+        };
+        let open_metrics = request.headers.iter().any(accepts);
+        Some(Self {
+            open_metrics,
+            head_only,
+        })
+    }
 }
 
 type Labels = Vec<(&'static str, String)>;
@@ -315,6 +369,35 @@ mod tests {
                 !is_metric || classic.contains(&format!("# TYPE {name} ")),
                 "no metric {name}"
             );
+        }
+    }
+
+    #[test]
+    fn requests_are_answered_whatever_they_say() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let said = |request: &[u8]| {
+            let mut client = TcpStream::connect(address).unwrap();
+            client.write_all(request).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            answer(server).unwrap();
+            let mut said = String::new();
+            client.read_to_string(&mut said).unwrap();
+            said
+        };
+        // A body that never comes, and that no memory holds.
+        let body = b"GET /metrics HTTP/1.1\r\nContent-Length: 400000000000000\r\n\r\n";
+        assert!(said(body).contains("vpmu_guests "));
+        let open = b"GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;q=1\r\n\r\n";
+        assert!(said(open).contains(OPEN_METRICS) && said(open).ends_with("# EOF\n"));
+        let head = said(b"HEAD /metrics HTTP/1.1\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"));
+        for other in [
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            b"\0\r\n\r\n",
+            b"POST /metrics HTTP/1.1\r\n\r\n",
+        ] {
+            assert!(said(other).starts_with("HTTP/1.1 404 "));
         }
     }
 

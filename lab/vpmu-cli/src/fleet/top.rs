@@ -186,29 +186,32 @@ struct View {
 
 impl View {
     fn new(rows: Vec<Row>) -> Self {
-        Self {
+        let mut view = Self {
             spans: Span::all(&[], rows.clone(), 1.0),
             before: rows,
             read: Instant::now(),
             sort: 'n',
             table: TableState::new().with_selected(0),
             is_inside: false,
-        }
+        };
+        view.order();
+        view
     }
 
     /// Takes another reading.
     fn update(&mut self, rows: Vec<Row>) {
-        let chosen = self
-            .chosen()
-            .map(|span| (span.row.pid, span.row.vcpu.number));
         let seconds = self.read.elapsed().as_secs_f64();
         self.read = Instant::now();
+        let chosen = self.chosen().map(id);
         self.spans = Span::all(&self.before, rows.clone(), seconds);
         self.before = rows;
         self.order();
-        // The same vCPU stays chosen, wherever it now is.
-        let place = |span: &Span| Some((span.row.pid, span.row.vcpu.number)) == chosen;
-        match self.spans.iter().position(place) {
+        self.choose(chosen);
+    }
+
+    /// Leaves the same vCPU chosen, wherever it now is.
+    fn choose(&mut self, chosen: Option<(u32, usize)>) {
+        match self.spans.iter().position(|span| Some(id(span)) == chosen) {
             Some(place) => self.table.select(Some(place)),
             None => self.is_inside = false,
         }
@@ -243,7 +246,9 @@ impl View {
             KeyCode::Char('q') => return true,
             KeyCode::Char(sort @ ('p' | 'e' | 's' | 'h' | 'l' | 'n')) => {
                 self.sort = sort;
+                let chosen = self.chosen().map(id);
                 self.order();
+                self.choose(chosen);
             }
             KeyCode::Up | KeyCode::Char('k') => self.table.select_previous(),
             KeyCode::Down | KeyCode::Char('j') => self.table.select_next(),
@@ -295,6 +300,11 @@ impl View {
     }
 }
 
+/// Returns what a vCPU is known by.
+fn id(span: &Span) -> (u32, usize) {
+    (span.row.pid, span.row.vcpu.number)
+}
+
 /// Returns all that is known of a vCPU.
 fn inside(span: &Span) -> String {
     let row = &span.row;
@@ -344,7 +354,8 @@ fn live(
             break;
         }
         if view.read.elapsed() >= interval {
-            view.update(rows()?);
+            // What cannot be read may be anybody's, and ends no view.
+            view.update(rows().unwrap_or_default());
         }
     }
     Ok(())
@@ -375,8 +386,9 @@ mod tests {
         assert_eq!(first(&view), 7);
         press(&mut view, KeyCode::Char('l'));
         assert_eq!(first(&view), 8, "it has lost more");
-        press(&mut view, KeyCode::Down);
+        // The same is chosen still, and looked into.
         press(&mut view, KeyCode::Enter);
+        press(&mut view, KeyCode::Char('n'));
         let text = screen(&mut view);
         assert!(
             text.contains("process 7") && text.contains("exits.rdpmc"),
