@@ -122,7 +122,7 @@ fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
     };
     let mut rows = Vec::new();
     for run in &runs {
-        let off = Some(share_difference(run));
+        let off = Some(hundredths(share_difference(run)));
         rows.push(row(run, "guest_us_per_sample", us_per_sample(run)?, "us"));
         rows.push(row(run, "largest_difference_from_weights", off, "points"));
     }
