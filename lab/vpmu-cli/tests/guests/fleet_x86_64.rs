@@ -220,7 +220,7 @@ fn two_guests_are_seen_while_they_run_and_not_after() {
         .unwrap();
     assert!(wrote.success());
     check_by_promtool(&fs::read_to_string(&textfile).unwrap());
-    assert!(get(port, "/other", "*/*").starts_with("HTTP/1.0 404"));
+    assert!(get(port, "/other", "*/*").starts_with("HTTP/1.1 404"));
     check_by_prometheus(port, &[&one, &two], folder.path());
 
     // One ends by itself and takes its file along, the other is killed.
