@@ -16,7 +16,7 @@ use super::kernel_module::{ModuleFiles, file_name};
 use crate::host::cancel::Cancel;
 use crate::host::tool::Tool;
 use crate::image::cache::Session;
-use crate::image::debian::{Pool, Selection, keep};
+use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::spec::disk::{Disk, Firmware};
 use crate::{Error, Result};
@@ -144,7 +144,6 @@ impl BootDisk {
             })?;
             task.done();
         }
-        keep(&folder);
         let file = |name: &str| folder.join(name);
         let uefi = match disk.firmware() {
             Firmware::Bios => None,

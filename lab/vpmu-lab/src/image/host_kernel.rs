@@ -8,7 +8,7 @@ use super::kernel_module::{ModuleFiles, files_below};
 use crate::host::cancel::Cancel;
 use crate::image::archive::{Archive, Contents};
 use crate::image::cache::Session;
-use crate::image::debian::{Pool, Selection, keep};
+use crate::image::debian::{Pool, Selection};
 use crate::{Error, Result};
 
 /// The Debian release of the kernel.
@@ -38,7 +38,6 @@ impl HostKernel {
             })?;
             task.done();
         }
-        keep(&folder);
         Ok(Self(folder))
     }
 

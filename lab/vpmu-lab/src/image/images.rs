@@ -17,7 +17,7 @@ use crate::host::cancel::Cancel;
 use crate::host::files::write_whole;
 use crate::image::archive::{Archive, Contents};
 use crate::image::cache::{Cache, Session};
-use crate::image::debian::{Pool, Selection, keep};
+use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -92,7 +92,6 @@ impl Images {
     }
 
     fn in_folder(folder: PathBuf) -> Option<Self> {
-        keep(&folder);
         let contents: Index =
             serde_json::from_slice(&fs::read(folder.join("index.json")).ok()?).ok()?;
         let whole = contents.sizes.iter().all(|(name, size)| {

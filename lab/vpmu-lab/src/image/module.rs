@@ -11,7 +11,7 @@ use super::kernel_module::find_kernel;
 use crate::host::cancel::Cancel;
 use crate::host::tool::{Tool, is_installed};
 use crate::image::cache::Session;
-use crate::image::debian::{Pool, Selection, keep};
+use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -157,7 +157,6 @@ impl Modules {
             })?;
             task.done();
         }
-        keep(&folder);
         Ok(Self { folder })
     }
 

@@ -255,13 +255,16 @@ impl Pool {
         &self.folder
     }
 
-    /// Returns the folder for what is made of all packages and of `more`: `prefix` with the digest of both.
+    /// Returns the folder for what is made of all packages and of `more`: `prefix` with the digest of both. Where it is there,
+    /// no other vpmu removes it until this process ends.
     pub fn derived<'a>(&'a self, prefix: &str, more: impl IntoIterator<Item = &'a str>) -> PathBuf {
         let packages = self.manifest.packages.iter();
         let mut all: Vec<&str> = packages.map(|package| package.sha256.as_str()).collect();
         all.extend(more);
         let key = digest::of_bytes(all.join(" ").as_bytes());
-        self.folder.join(format!("{prefix}{}", &key[..16]))
+        let folder = self.folder.join(format!("{prefix}{}", &key[..16]));
+        keep(&folder);
+        folder
     }
 
     /// Makes `folder`, which is [`Self::derived`], in place of those of other packages. `fill` gets a scratch folder and the
@@ -283,7 +286,11 @@ impl Pool {
         fs::create_dir(&made).map_err(Error::file("create", &made))?;
         fill(scratch.path(), &made)?;
         remove_folders(&self.folder, prefix);
-        fs::rename(&made, folder).map_err(Error::file("create", folder))
+        // What has this name was found damaged, whoever keeps it.
+        let _ = fs::remove_dir_all(folder);
+        fs::rename(&made, folder).map_err(Error::file("create", folder))?;
+        keep(folder);
+        Ok(())
     }
 
     /// Returns the error for what no package has.
@@ -401,9 +408,8 @@ fn temporary(folder: &Path) -> Result<tempfile::TempDir> {
     made.map_err(Error::file("write in", folder))
 }
 
-/// Keeps a [derived](Pool::derived) folder from removal by another vpmu, whose sources or packages differ, until this
-/// process ends.
-pub fn keep(folder: &Path) {
+/// Keeps a folder from removal by another vpmu, whose sources or packages differ, until this process ends.
+fn keep(folder: &Path) {
     if let Ok(file) = File::open(folder)
         && flock(&file, FlockOperation::NonBlockingLockShared).is_ok()
     {
@@ -445,6 +451,31 @@ fn remove_others(packages: &Path, plan: &[Package]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_damaged_folder_is_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = Pool {
+            arch: Arch::X86_64,
+            folder: folder.path().to_owned(),
+            manifest: Manifest {
+                release: String::new(),
+                architecture: String::new(),
+                wanted: Vec::new(),
+                packages: Vec::new(),
+            },
+        };
+        let images = pool.derived("images-", ["sources"]);
+        fs::create_dir(&images).unwrap();
+        fs::write(images.join("kernel"), "half").unwrap();
+        // It is this process that keeps it.
+        assert_eq!(pool.derived("images-", ["sources"]), images);
+        let fill = |_: &Path, made: &Path| {
+            fs::write(made.join("kernel"), "whole").map_err(Error::file("write", made))
+        };
+        pool.derive("images-", &images, fill).unwrap();
+        assert_eq!(fs::read(images.join("kernel")).unwrap(), b"whole");
+    }
 
     #[test]
     fn a_folder_in_use_stays() {
