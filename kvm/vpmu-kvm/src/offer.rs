@@ -122,8 +122,7 @@ impl Offer {
         let Some(pmu) = &self.pmu else {
             return Ok(());
         };
-        tried(options)?;
-        check(options, pmu).map(drop)
+        backing(tried(options)?, options, pmu).map(drop)
     }
 
     /// Returns the guest's IA32_MISC_ENABLE with bits 11 and 12 (BTS and PEBS unavailable) as this PMU has them. The VMM
@@ -315,9 +314,14 @@ fn at_most(counters: u8, support: Support, taken: u8) -> u8 {
 ///
 /// When this host cannot count the events that the guest is offered.
 pub(crate) fn check(options: &Options, pmu: &Pmu) -> Result<Backing, Error> {
+    backing(support(options)?, options, pmu)
+}
+
+/// As [`check`], by what was found of this host.
+fn backing(found: Support, options: &Options, pmu: &Pmu) -> Result<Backing, Error> {
     let Support {
         backing, events, ..
-    } = support(options)?;
+    } = found;
     match pmu {
         Pmu::Architectural(capability) => {
             // A saved guest may come from another host.

@@ -65,9 +65,10 @@ impl Vcpu {
             let mut statistics = statistics.lock().unwrap_or_else(PoisonError::into_inner);
             statistics.count(exit);
         };
-        let (mut ending, mut saving) = (Ending::Interrupted, false);
+        let mut ending = Ending::Interrupted;
         loop {
             // The others stop when this one has said that the guest is to be saved: the first word decides.
+            let saving = matches!(ending, Ending::Saved);
             let stop = saving || machine.stop.load(Ordering::Relaxed);
             self.parts.before_run()?;
             if stop {
@@ -91,7 +92,7 @@ impl Vcpu {
             };
             match serve(exit, machine, count)? {
                 Served::Yes => {}
-                Served::Saving => (ending, saving) = (Ending::Saved, true),
+                Served::Saving => ending = Ending::Saved,
                 Served::Last(ending) => return Ok(ending),
             }
         }

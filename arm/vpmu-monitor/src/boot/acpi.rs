@@ -1,7 +1,7 @@
 //! ACPI's static tables, written down as a device tree for the monitor. The guest reads ACPI itself.
 //!
 //! ACPI Specification 6.5: 5.2.5 (RSDP), 5.2.12 (MADT), 5.2.9 (FADT), 5.2.25 (GTDT); SPCR is Microsoft's. Devices that only
-//! AML describes are not known here, so the monitor takes every address that is no RAM for theirs.
+//! AML describes are not known here, so the guest gets every address that is not kept from it.
 
 use alloc::{format, string::String, vec::Vec};
 

@@ -82,11 +82,12 @@ pub enum TreeError {
 /// [`TreeError::Invalid`] when `tree` is no device tree.
 pub fn command_line(tree: &[u8]) -> Result<&str, TreeError> {
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
-    Ok(tree
-        .find_node("/chosen")
-        .and_then(|chosen| text(&chosen, "bootargs"))
-        // A guest without a command line is one that asks the monitor for nothing.
-        .unwrap_or(""))
+    // A guest without a command line is one that asks the monitor for nothing.
+    Ok(words(tree).unwrap_or(""))
+}
+
+fn words(tree: Fdt<'_>) -> Option<&str> {
+    text(&tree.find_node("/chosen")?, "bootargs")
 }
 
 /// How firmware is called.
@@ -100,7 +101,10 @@ pub enum Conduit {
 
 /// How PSCI is called, where the tree says it.
 pub fn conduit(tree: &[u8]) -> Option<Conduit> {
-    let tree = blob::open(tree)?;
+    conduit_of(blob::open(tree)?)
+}
+
+fn conduit_of(tree: Fdt<'_>) -> Option<Conduit> {
     match text(&tree.find_node("/psci")?, "method")? {
         "hvc" => Some(Conduit::Hvc),
         "smc" => Some(Conduit::Smc),
@@ -153,7 +157,7 @@ impl Machine {
             .copied()
             .ok_or(TreeError::Missing("GICv3 maintenance interrupt"))?;
 
-        if cpu_nodes(tree).count() > 1 && !starts_by_firmware(tree, blob) {
+        if cpu_nodes(tree).count() > 1 && !starts_by_firmware(tree) {
             return Err(TreeError::Missing("PSCI by SMC for its other CPUs"));
         }
         let (cpus, phandles): (Vec<_>, Vec<_>) = cpus(tree).into_iter().unzip();
@@ -241,10 +245,7 @@ pub fn for_guest(
             changed.root.remove_child(node.name());
         }
     }
-    if let Some(words) = tree
-        .find_node("/chosen")
-        .and_then(|chosen| text(&chosen, "bootargs"))
-    {
+    if let Some(words) = words(tree) {
         set(
             &mut changed,
             "chosen",
@@ -366,11 +367,11 @@ fn cpu_nodes<'a>(tree: Fdt<'a>) -> impl Iterator<Item = FdtNode<'a>> + use<'a> {
 }
 
 /// Whether firmware at EL3 starts all CPUs.
-fn starts_by_firmware(tree: Fdt<'_>, blob: &[u8]) -> bool {
+fn starts_by_firmware(tree: Fdt<'_>) -> bool {
     // Another waits at EL2 for a word in memory, which the guest can write, and would run the guest's code there. One that is
     // `disabled` waits, too (Devicetree Specification 0.4, 3.8.1).
     let is_psci = |node| text(&node, "enable-method") == Some("psci");
-    conduit(blob) == Some(Conduit::Smc) && cpu_nodes(tree).all(is_psci)
+    conduit_of(tree) == Some(Conduit::Smc) && cpu_nodes(tree).all(is_psci)
 }
 
 /// MPIDR affinity and phandle of each CPU.

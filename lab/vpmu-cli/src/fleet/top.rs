@@ -202,15 +202,18 @@ impl View {
     fn update(&mut self, rows: Vec<Row>) {
         let seconds = self.read.elapsed().as_secs_f64();
         self.read = Instant::now();
-        let chosen = self.chosen().map(id);
-        self.spans = Span::all(&self.before, rows.clone(), seconds);
-        self.before = rows;
-        self.order();
-        self.choose(chosen);
+        self.change(|view| {
+            view.spans = Span::all(&view.before, rows.clone(), seconds);
+            view.before = rows;
+        });
     }
 
-    /// Leaves the same vCPU chosen, wherever it now is.
-    fn choose(&mut self, chosen: Option<(u32, usize)>) {
+    /// Changes what there is, or its order. The same vCPU stays chosen, wherever it then is.
+    fn change(&mut self, change: impl FnOnce(&mut Self)) {
+        let id = |span: &Span| (span.row.pid, span.row.vcpu.number);
+        let chosen = self.chosen().map(id);
+        change(self);
+        self.order();
         match self.spans.iter().position(|span| Some(id(span)) == chosen) {
             Some(place) => self.table.select(Some(place)),
             None => self.is_inside = false,
@@ -245,10 +248,7 @@ impl View {
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
             KeyCode::Char('q') => return true,
             KeyCode::Char(sort @ ('p' | 'e' | 's' | 'h' | 'l' | 'n')) => {
-                self.sort = sort;
-                let chosen = self.chosen().map(id);
-                self.order();
-                self.choose(chosen);
+                self.change(|view| view.sort = sort);
             }
             KeyCode::Up | KeyCode::Char('k') => self.table.select_previous(),
             KeyCode::Down | KeyCode::Char('j') => self.table.select_next(),
@@ -298,11 +298,6 @@ impl View {
             }
         }
     }
-}
-
-/// Returns what a vCPU is known by.
-fn id(span: &Span) -> (u32, usize) {
-    (span.row.pid, span.row.vcpu.number)
 }
 
 /// Returns all that is known of a vCPU.

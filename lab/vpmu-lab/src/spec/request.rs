@@ -248,9 +248,9 @@ impl Request {
     }
 
     /// Returns whether this machine's own KVM runs the guests: only if it can run all designs, as real time is not compared
-    /// with counted instructions.
+    /// with counted instructions, and marks no parts, which are the lab's KVM host's to count.
     pub fn is_direct(&self, designs: &[Design]) -> bool {
-        self.own_kvm && designs.iter().all(|design| design.pmu.is_ours())
+        self.own_kvm && !self.marked && designs.iter().all(|design| design.pmu.is_ours())
     }
 
     fn guests(&self, designs: &[Design]) -> Result<Vec<Guest>> {

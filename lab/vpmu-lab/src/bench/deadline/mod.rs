@@ -180,7 +180,6 @@ fn boot(context: &Context<'_>, module: &Modules, cell: Cell) -> Result<Measured>
         append: Some(Modules::DEADLINE_COMMAND_LINE.to_owned()),
         add: module.files(),
         marked: true,
-        own_kvm: false,
         ..Request::new(Arch::X86_64)
     };
     request.machine.vcpus = 2;

@@ -19,8 +19,7 @@ fn bits_of_bar() -> String {
 /// Returns a program for awk that reads what `perf script -F brstacksym` prints of the workload. It names each branch by a
 /// letter, and checks whether the program takes the letters of a sample one after the other: loops are longer than a
 /// stack, so that one has no more than the end of one loop and the beginning of the next. A sample with a branch outside the
-/// loops is skipped. Which way `bar` goes follows
-/// from the bits that it shifts out.
+/// loops is skipped. Which way `bar` goes follows from the bits that it shifts out.
 pub(super) fn checker(depth: u32) -> String {
     const PROGRAM: &str = r#"
 function hex(text,   n, i) { n = 0; for (i = 1; i <= length(text); i++) n = n * 16 + index("0123456789abcdef", substr(text, i, 1)) - 1; return n }

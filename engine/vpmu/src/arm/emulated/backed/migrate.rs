@@ -6,8 +6,9 @@ use crate::counter::Events;
 
 impl<V: Events> BackedPmu<V> {
     /// Goes on with another plan, between [`put`](Self::put) and [`load`](Self::load): of this CPU, where the host has more
-    /// counters or fewer, or of another CPU. With the registers open the guest reads that one's identity. A guest keeps the number of counters that it has found. One that the plan does not give it and that it has
-    /// counting is `Lost`, until a plan gives it back.
+    /// counters or fewer, or of another CPU. With the registers open the guest reads that one's identity. A guest
+    /// keeps the number of counters that it has found. One that the plan does not give it and that it has counting is `Lost`,
+    /// until a plan gives it back.
     ///
     /// # Errors
     ///
