@@ -66,6 +66,8 @@ struct vpmu_arm_config {
   uint8_t counters;
   /** Whether the guest's ID_AA64PFR0_EL1 says that EL3 exists. */
   bool el3;
+  /** Whether the guest's ID_AA64PFR0_EL1 says that EL0 may use AArch32. Without it PMCR_EL0.LC is RES1. */
+  bool aarch32;
   /** PMCR_EL0.IMP. */
   uint8_t implementer;
   /** PMCR_EL0.IDCODE. */

@@ -22,6 +22,8 @@ pub struct VpmuArmConfig {
     pub counters: u8,
     /// Whether the guest's ID_AA64PFR0_EL1 says that EL3 exists.
     pub el3: bool,
+    /// Whether the guest's ID_AA64PFR0_EL1 says that EL0 may use AArch32. Without it PMCR_EL0.LC is RES1.
+    pub aarch32: bool,
     /// PMCR_EL0.IMP.
     pub implementer: u8,
     /// PMCR_EL0.IDCODE.
@@ -43,6 +45,7 @@ impl VpmuArmConfig {
             counters: self.counters,
             version: PmuVersion::from_id_aa64dfr0(self.id_aa64dfr0)?,
             el3: self.el3,
+            aarch32: self.aarch32,
             identity: Identity {
                 implementer: self.implementer,
                 code: self.idcode,

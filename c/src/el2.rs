@@ -156,6 +156,7 @@ pub unsafe extern "C" fn vpmu_el2_backed_config(
     let EmulatedConfig {
         counters,
         el3,
+        aarch32,
         identity,
         pmmir,
         ..
@@ -164,6 +165,7 @@ pub unsafe extern "C" fn vpmu_el2_backed_config(
         id_aa64dfr0: cpu.id_aa64dfr0,
         counters,
         el3,
+        aarch32,
         implementer: identity.implementer,
         idcode: identity.code,
         pmceid: cpu.pmceid,
@@ -226,30 +228,21 @@ unsafe fn exit<G: Guest>(pmu: *mut G, esr: u64, given: *const VpmuEl2Vcpu) -> bo
     let (Some(access), Some(vcpu)) = (Access::decode(esr), promised!(vcpu(given))) else {
         return false;
     };
-    let mut serve = |register: Register, level: ExceptionLevel, written: Option<u64>| {
-        promised!(room::with(pmu, |held: &mut G::Value| {
-            Served(match written {
+    promised!(room::with(pmu, |held: &mut G::Value| {
+        let mut serve =
+            |register: Register, level: ExceptionLevel, written: Option<u64>| match written {
                 Some(value) => held.pmu.write(register, level, value, &mut held.host),
                 None => held.pmu.read(register, level, &mut held.host),
-            })
-        }))
-        .0
-    };
-    // One for all PMUs, to save a hypervisor a kilobyte for the second.
-    let serve: &mut dyn FnMut(_, _, _) -> _ = &mut serve;
-    if let Some(esr) = access.complete(vcpu, serve)
-        && let Some(vcpu) = promised!(self::vcpu(given))
-    {
-        vpmu_el2::inject(esr, vcpu);
-    }
-    true
-}
-
-/// An outcome, which is undefined where there is no PMU.
-struct Served(Outcome);
-
-impl room::Answer for Served {
-    const MISUSE: Self = Self(Outcome::Undefined);
+            };
+        // One for all PMUs, to save a hypervisor a kilobyte for the second.
+        let serve: &mut dyn FnMut(_, _, _) -> _ = &mut serve;
+        if let Some(esr) = access.complete(vcpu, serve)
+            && let Some(vcpu) = promised!(self::vcpu(given))
+        {
+            vpmu_el2::inject(esr, vcpu);
+        }
+        true
+    }))
 }
 
 /// Serves a trapped access of the partitioned PMU with this ESR_EL2 in full, in AArch64 or AArch32: the guest goes on behind

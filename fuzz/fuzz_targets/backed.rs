@@ -29,6 +29,7 @@ pub(crate) fn run(input: &mut Unstructured<'_>) -> Result<()> {
         counters: input.int_in_range(0..=31)?,
         version: super::version(input)?,
         el3: true,
+        aarch32: true,
         identity: Identity {
             implementer: 0x41,
             code: 1,

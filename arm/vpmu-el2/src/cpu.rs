@@ -41,11 +41,13 @@ pub fn partition_config(
 /// such a PMU trap.
 pub fn emulated_config(cpu: &PartitionConfig) -> EmulatedConfig {
     let pmu = &mut PhysicalPmu;
+    let pfr0 = read_sysreg!("id_aa64pfr0_el1");
     EmulatedConfig {
         counters: cpu.implemented.saturating_sub(cpu.host_counters),
         version: cpu.features.version,
-        // ID_AA64PFR0_EL1.EL3.
-        el3: read_sysreg!("id_aa64pfr0_el1") >> 12 & 0xf != 0,
+        // ID_AA64PFR0_EL1.EL3 and EL0.
+        el3: pfr0 >> 12 & 0xf != 0,
+        aarch32: pfr0 & 0xf == 2,
         identity: Identity::from_pmcr(pmu.read(Register::Pmcr)),
         events: cpu.events,
         pmmir: if cpu.features.version >= PmuVersion::V3p4 {

@@ -51,12 +51,15 @@ const PSTATE_NZCV: u64 = 0xf << 28;
 const PSTATE_TCO: u64 = 1 << 25;
 const PSTATE_DIT: u64 = 1 << 24;
 const PSTATE_PAN: u64 = 1 << 22;
+const PSTATE_ALLINT: u64 = 1 << 13;
 const PSTATE_SSBS: u64 = 1 << 12;
 const PSTATE_DAIF: u64 = 0xf << 6;
 const PSTATE_AARCH32: u64 = 1 << 4;
 const MODE_EL1H: u64 = 0b0101;
 const SCTLR_SPAN: u64 = 1 << 23;
 const SCTLR_DSSBS: u64 = 1 << 44;
+const SCTLR_NMI: u64 = 1 << 61;
+const SCTLR_SPINTMASK: u64 = 1 << 62;
 
 /// Where an exception to EL1 continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,10 @@ impl ExceptionEntry {
         if sctlr_el1 & SCTLR_DSSBS != 0 {
             pstate |= PSTATE_SSBS;
         }
+        // Else an interrupt with superpriority would come before the handler has saved ELR_EL1.
+        if sctlr_el1 & (SCTLR_NMI | SCTLR_SPINTMASK) == SCTLR_NMI {
+            pstate |= PSTATE_ALLINT;
+        }
         if mte {
             pstate |= PSTATE_TCO;
         }
@@ -110,6 +117,9 @@ mod tests {
             from(PSTATE_NZCV).pstate,
             PSTATE_NZCV | PSTATE_DAIF | MODE_EL1H
         );
+        let masks = |sctlr| ExceptionEntry::synchronous(0, 0, sctlr, false).pstate & PSTATE_ALLINT;
+        assert_eq!(masks(SCTLR_NMI), PSTATE_ALLINT);
+        assert_eq!((masks(0), masks(SCTLR_NMI | SCTLR_SPINTMASK)), (0, 0));
         let pan = ExceptionEntry::synchronous(0, 0, 0, true).pstate;
         assert_eq!(pan & (PSTATE_PAN | PSTATE_TCO), PSTATE_PAN | PSTATE_TCO);
     }

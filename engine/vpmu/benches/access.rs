@@ -52,6 +52,7 @@ fn sampling() -> (EmulatedPmu, Totals) {
         counters: 6,
         version: PmuVersion::V3p5,
         el3: false,
+        aarch32: true,
         identity: Identity::default(),
         events: [u64::MAX; 2],
         pmmir: 0,

@@ -95,6 +95,7 @@
 //!     counters: 6,
 //!     version: PmuVersion::V3p5,
 //!     el3: false,
+//!     aarch32: true,
 //!     identity: Identity::default(),
 //!     events: [1 << 0x08 | 1 << 0x11, 0], // INST_RETIRED, CPU_CYCLES
 //!     pmmir: 0,

@@ -43,6 +43,11 @@ pub mod pmcr {
     /// Where IDCODE (8 bits) and, above it, IMP (8 bits) begin.
     pub const IDENTITY_SHIFT: u32 = 16;
 
+    /// The bits that keep what is written.
+    pub(in crate::arm) const fn kept(version: PmuVersion) -> u64 {
+        E | D | X | DP | LC | lp(version)
+    }
+
     /// LP, where it exists.
     pub(in crate::arm) const fn lp(version: PmuVersion) -> u64 {
         match version {

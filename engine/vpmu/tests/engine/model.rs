@@ -167,12 +167,12 @@ proptest! {
     fn the_engine_is_the_reference(
         version in version(),
         counters in prop_oneof![6 => Just(4_u8), 1 => 0..32_u8],
-        el3: bool,
+        has: [bool; 2],
         policy in prop::sample::select(Policy::ALL.to_vec()),
         set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
         steps in prop::collection::vec(step(), 1..80),
     ) {
-        let mut pair = Pair::new(version, counters, el3, policy);
+        let mut pair = Pair::new(version, counters, has, policy);
         for (register, value) in set_up {
             // Both refuse registers that do not exist in this PMU.
             pair.step(&Step::Write(register, ExceptionLevel::El1, value));

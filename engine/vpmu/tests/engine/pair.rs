@@ -46,10 +46,16 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn new(version: PmuVersion, counters: u8, el3: bool, policy: Policy) -> Self {
+    pub(crate) fn new(
+        version: PmuVersion,
+        counters: u8,
+        [el3, aarch32]: [bool; 2],
+        policy: Policy,
+    ) -> Self {
         let config = EmulatedConfig {
             counters,
             el3,
+            aarch32,
             policy,
             ..config(version)
         };
@@ -59,11 +65,11 @@ impl Pair {
             PmuVersion::V3p4 => 4,
             PmuVersion::V3p5 => 5,
         };
-        let mut reference = Reference::new(counters, minor, el3);
+        let mut reference = Reference::new(counters, minor, el3, aarch32);
         reference.fixed_pmcr = 0x410b_0000;
         reference.pmceid = config.events;
-        // THWIDTH and EDGE are 0 where there is no FEAT_PMUv3_TH.
-        reference.pmmir = config.pmmir & 0xf00f_ffff;
+        // THWIDTH, EDGE and SME are 0 where there are no such extensions, and the rest is RES0.
+        reference.pmmir = config.pmmir & 0xf_ffff;
         Self {
             guest: Guest::with(config.clone()),
             config,

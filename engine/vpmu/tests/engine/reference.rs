@@ -11,6 +11,8 @@ pub(crate) struct Reference {
     /// 0: PMUv3, 1: PMUv3p1, 4: PMUv3p4, 5: PMUv3p5.
     pub(crate) minor: u8,
     pub(crate) el3: bool,
+    /// PMCR_EL0.LC, where EL0 has no AArch32.
+    res1_pmcr: u64,
     pub(crate) fixed_pmcr: u64,
     pub(crate) pmceid: [u64; 2],
     pub(crate) pmmir: u64,
@@ -35,18 +37,20 @@ pub(crate) struct Reference {
 const CYCLES: usize = 31;
 
 impl Reference {
-    pub(crate) fn new(n: u8, minor: u8, el3: bool) -> Self {
+    pub(crate) fn new(n: u8, minor: u8, el3: bool, aarch32: bool) -> Self {
+        let res1_pmcr = if aarch32 { 0 } else { 0x40 };
         Self {
             n,
             minor,
             el3,
+            res1_pmcr,
             fixed_pmcr: 0,
             pmceid: [0; 2],
             pmmir: 0,
             loaded: true,
             denied: Vec::new(),
             lost: 0,
-            pmcr: 0,
+            pmcr: res1_pmcr,
             enabled: 0,
             interrupt: 0,
             overflow: 0,
@@ -244,6 +248,7 @@ impl Reference {
                 if self.minor >= 5 {
                     keep |= 1 << 7;
                 }
+                let value = value | self.res1_pmcr;
                 if (self.pmcr ^ value) & 0b0100_1000 != 0 {
                     self.elapsed = 0;
                 }

@@ -176,6 +176,7 @@ pub(crate) fn config(version: PmuVersion) -> EmulatedConfig {
         counters: 6,
         version,
         el3: false,
+        aarch32: true,
         identity: Identity {
             implementer: 0x41,
             code: 0x0b,

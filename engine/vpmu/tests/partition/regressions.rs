@@ -3,7 +3,7 @@
 
 use super::{Vm, config, leaky};
 use vpmu::arm::partition::{Features, PartitionConfig};
-use vpmu::arm::{ExceptionLevel, Outcome, PmuVersion, Register};
+use vpmu::arm::{ExceptionLevel, Outcome, PmuState, PmuVersion, Register};
 
 const E: u64 = 1;
 const P: u64 = 2;
@@ -191,4 +191,31 @@ fn el0_is_refused_by_the_guests_permissions() {
         vm.load();
         assert_eq!(vm.access(Register::Pmccntr, None, el0), Outcome::Value(3));
     }
+}
+
+/// Checks that bits of later extensions, which a guest may set in registers that do not trap, keep it from no other PMU.
+#[test]
+fn a_guest_that_sets_bits_of_later_versions_moves_to_an_emulated_pmu() {
+    let mut vm = Vm::new(&config());
+    vm.write(Register::Pmuserenr, 1);
+    let mut state = PmuState::reset(PmuVersion::V3p5, 4);
+    // FZO and FZS of PMUv3p7, and UEN of PMUv3p9.
+    state.pmcr |= E | 1 << 9 | 1 << 32;
+    state.pmuserenr = 1 | 1 << 4;
+    vm.pmu.restore(&state, &mut vm.machine).unwrap();
+    let saved = vm.pmu.save(&mut vm.machine);
+    assert_eq!(saved.pmcr & !(0x1f << 11), E);
+    assert_eq!(saved.pmuserenr, 1);
+}
+
+/// Checks that what a counter leaves out in Streaming SVE mode (FEAT_PMUv3_SME) is kept in a saved guest.
+#[test]
+fn a_save_keeps_the_filters_of_streaming_mode() {
+    const VS: u64 = 0b10 << 56;
+    let mut vm = Vm::new(&config());
+    let mut state = PmuState::reset(PmuVersion::V3p5, 4);
+    (state.pmevtyper[0], state.pmccfiltr) = (VS | 8, VS);
+    vm.pmu.restore(&state, &mut vm.machine).unwrap();
+    let saved = vm.pmu.save(&mut vm.machine);
+    assert_eq!((saved.pmevtyper[0], saved.pmccfiltr), (VS | 8, VS));
 }

@@ -33,6 +33,7 @@ fn hardware() -> Hardware {
             counters: partition.implemented,
             version: partition.features.version,
             el3: false,
+            aarch32: true,
             identity: Identity::from_pmcr(0),
             events: partition.events,
             pmmir: 0,

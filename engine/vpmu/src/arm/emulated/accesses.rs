@@ -40,7 +40,7 @@ impl<V: Events> EmulatedPmu<V> {
             Register::Pmuserenr => self.pmuserenr,
             Register::Pmceid0 => self.common_events()[0],
             Register::Pmceid1 => self.common_events()[1],
-            Register::Pmmir => self.config.pmmir & !PMMIR_THRESHOLDS,
+            Register::Pmmir => self.config.pmmir & PMMIR_SLOTS_AND_BUS,
             // `resolve` has replaced the first two and refused the last.
             Register::Pmxevtyper | Register::Pmxevcntr | Register::Pmswinc => {
                 return Outcome::Undefined;
@@ -173,7 +173,7 @@ impl<V: Events> EmulatedPmu<V> {
 
     fn write_pmcr<H: CounterHost<CounterConfig>>(&mut self, value: u64, host: &mut H) {
         use pmcr::{C, D, E, LC, LP, P};
-        let new = value & self.pmcr_bits();
+        let new = self.kept_pmcr(value);
         let changed = self.pmcr ^ new;
         if changed & E != 0 && !self.open {
             self.bank.hosted.touch(self.enabled, host);
@@ -261,8 +261,8 @@ impl<V: Events> EmulatedPmu<V> {
     }
 }
 
-/// PMMIR_EL1.THWIDTH and EDGE: thresholds, which no host event has.
-const PMMIR_THRESHOLDS: u64 = 0xff << 20;
+/// PMMIR_EL1.SLOTS, BUS_SLOTS and BUS_WIDTH. The fields above offer thresholds and filters that no host event has.
+const PMMIR_SLOTS_AND_BUS: u64 = 0xf_ffff;
 
 /// Returns the event counter of this number. `resolve` has refused numbers above those of the counters that exist.
 const fn event_counter(n: u8) -> Counter {

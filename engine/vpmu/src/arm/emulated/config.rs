@@ -15,6 +15,9 @@ pub struct EmulatedConfig {
     /// Whether the guest's ID_AA64PFR0_EL1 says that EL3 exists. It gives the filter bits NSK and
     /// NSU a meaning; without it they are RES0.
     pub el3: bool,
+    /// Whether the guest's ID_AA64PFR0_EL1 says that EL0 may use AArch32. Without it PMCR_EL0.LC is RES1: the cycle
+    /// counter overflows at 2^64, and D has no effect.
+    pub aarch32: bool,
     /// PMCR_EL0.{IMP, IDCODE}.
     pub identity: Identity,
     /// PMCEID0_EL0 and PMCEID1_EL0: the common events the host can count. The engine adds
@@ -35,6 +38,7 @@ impl EmulatedConfig {
         counters: 0,
         version: PmuVersion::V3,
         el3: false,
+        aarch32: false,
         identity: Identity {
             implementer: 0,
             code: 0,
@@ -44,6 +48,11 @@ impl EmulatedConfig {
         filter: EventFilter::deny_all(),
         policy: Policy::Recreate,
     };
+
+    /// PMCR_EL0.LC where it is RES1.
+    pub(super) const fn res1_pmcr(&self) -> u64 {
+        (!self.aarch32 as u64) << pmcr::LC.trailing_zeros()
+    }
 
     /// Returns why there can be no such PMU.
     pub(super) const fn check(&self) -> Result<(), ConfigError> {

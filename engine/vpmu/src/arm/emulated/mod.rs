@@ -28,7 +28,7 @@
 //! - An event counter that does not exist (n >= N) is UNDEFINED, direct or through PMXEV*_EL0, and
 //!   so is PMXEVCNTR_EL0 with PMSELR_EL0.SEL = 31: required with FEAT_FGT, one of the permitted
 //!   behaviours without (DDI 0487, K1.2.6).
-//! - PMCR_EL0.{D, LC, X, DP} are all readable and writable. D and LC work; X and DP have nothing to
+//! - PMCR_EL0.{D, LC, X, DP} are all readable and writable, but for LC where it is RES1. D and LC work; X and DP have nothing to
 //!   work on, as there is no trace unit here and nothing at EL1 or EL0 is prohibited.
 //! - Registers whose reset value is UNKNOWN are zero after reset.
 //! - Where an even counter and its CHAIN counter filter differently, a carry counts if it may have
@@ -151,6 +151,7 @@ impl<V: Events> EmulatedPmu<V> {
         self.bank.hosted.restart(config.policy);
         self.bank.existing = CounterSet::first(config.counters) | CounterSet::of(CYCLE_COUNTER);
         self.bank.loaded = true;
+        self.pmcr = self.config.res1_pmcr();
         self.reclassify(self.implemented());
     }
 
@@ -200,7 +201,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// Resets the PMU and releases every host counter: for a vCPU that is reset or goes away.
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.bank.reset(host);
-        self.pmcr = 0;
+        self.pmcr = self.config.res1_pmcr();
         self.pmselr = 0;
         self.pmuserenr = 0;
         self.enabled = CounterSet::EMPTY;
@@ -243,10 +244,9 @@ impl<V: Events> EmulatedPmu<V> {
         &mut self.bank.observer
     }
 
-    /// The bits of PMCR_EL0 that keep what is written.
-    fn pmcr_bits(&self) -> u64 {
-        use pmcr::{D, DP, E, LC, X};
-        E | D | X | DP | LC | pmcr::lp(self.config.version)
+    /// What stays in PMCR_EL0 of `value`.
+    fn kept_pmcr(&self, value: u64) -> u64 {
+        value & pmcr::kept(self.config.version) | self.config.res1_pmcr()
     }
 
     /// Gives every host counter back; what they have counted is taken.

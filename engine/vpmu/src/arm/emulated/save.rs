@@ -86,7 +86,7 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     fn set_registers(&mut self, state: &PmuState) {
-        self.pmcr = state.pmcr & self.pmcr_bits();
+        self.pmcr = self.kept_pmcr(state.pmcr);
         self.enabled = CounterSet::from_bits(state.pmcnten as u32);
         self.interrupting = CounterSet::from_bits(state.pminten as u32);
         self.overflowed = CounterSet::from_bits(state.pmovs as u32);
@@ -119,7 +119,7 @@ impl<V: Events> EmulatedPmu<V> {
         fits(
             "PMCR_EL0",
             state.pmcr,
-            self.pmcr_bits() | pmcr::N_MASK | identity,
+            pmcr::kept(self.config.version) | pmcr::N_MASK | identity,
         )?;
         fits("PMCNTENSET_EL0", state.pmcnten, sets)?;
         fits("PMINTENSET_EL1", state.pminten, sets)?;

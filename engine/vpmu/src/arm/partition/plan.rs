@@ -47,6 +47,8 @@ pub struct Plan {
 
 /// PMEVTYPER<n>_EL0's fields of FEAT_PMUv3_TH and its successors: TC, TE, TLC and TH (DDI 0487, the register's page).
 const THRESHOLD: u64 = 0b111 << 61 | 1 << 60 | 0b11 << 54 | 0xfff << 32;
+/// PMEVTYPER<n>_EL0.VS and PMCCFILTR_EL0.VS of FEAT_PMUv3_SME: whether to count in Streaming SVE mode, and outside.
+const STREAMING: u64 = 0b11 << 56;
 
 /// Why an access is trapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -422,12 +424,12 @@ impl Plan {
     pub(super) const fn kept_pmevtyper(&self, written: u64) -> RawPmevtyper {
         let kept = RawPmevtyper(written).for_guest(self.version(), true);
         // They make a counter count less, never elsewhere, and PMMIR_EL1 has offered them to the guest.
-        RawPmevtyper(kept.0 | written & THRESHOLD)
+        RawPmevtyper(kept.0 | written & (THRESHOLD | STREAMING))
     }
 
     /// What stays of a guest's trapped write to PMCCFILTR_EL0, as the guest reads it back.
     pub(super) const fn kept_pmccfiltr(written: u64) -> RawPmevtyper {
-        RawPmevtyper(written).for_guest_cycles(true)
+        RawPmevtyper(RawPmevtyper(written).for_guest_cycles(true).0 | written & STREAMING)
     }
 
     /// What goes into the hardware's PMEVTYPERn_EL0 for what the guest wrote.

@@ -290,15 +290,16 @@ impl PartitionedPmu {
     }
 
     /// Returns the level of the guest's PMU interrupt, wherever its registers are. A vCPU that waits for an interrupt
-    /// must wake when this is true after a [`put`](Self::put): the hardware no longer asserts it.
+    /// must wake when this is true after a [`put`](Self::put): the hardware no longer asserts it. The interrupt of a
+    /// counter that the host has taken waits until a plan gives the counter back.
     pub fn line<R: PmuRegisters>(&self, regs: &mut R) -> bool {
         if self.residence != Residence::Loaded {
-            return line(&self.state);
+            // As the wire will be after the next load.
+            return overflowed(&self.state) & !self.taken() != 0;
         }
-        let taken = self.state.pmovs & self.state.pminten & self.taken();
         let overflowed = regs.read(Register::PmovsSet) & regs.read(Register::PmintenSet);
         // E is read last: mostly nothing has overflowed, and the read is saved.
-        (overflowed & self.guest() | taken) != 0 && regs.read(Register::Pmcr) & pmcr::E != 0
+        overflowed & self.guest() != 0 && regs.read(Register::Pmcr) & pmcr::E != 0
     }
 
     /// Returns what the guest's counter is doing; `None` if the guest has no such counter. A counter that
@@ -424,8 +425,12 @@ impl PartitionedPmu {
     }
 }
 
-pub(super) const fn line(state: &PmuState) -> bool {
-    state.pmcr & pmcr::E != 0 && state.pmovs & state.pminten != 0
+/// The counters whose overflow raises the line.
+pub(super) const fn overflowed(state: &PmuState) -> u64 {
+    match state.pmcr & pmcr::E {
+        0 => 0,
+        _ => state.pmovs & state.pminten,
+    }
 }
 
 /// A counter's saved register; 0: there is no such counter.

@@ -1,8 +1,8 @@
 //! The switch: a guest's registers go into the hardware and come back.
 
-use super::pmu::{PMCR_CONTROL, PMSELR_MASK, Residence, line};
+use super::pmu::{PMCR_CONTROL, PMSELR_MASK, Residence, overflowed};
 use super::{MigrateError, PartitionedPmu, Plan, PmuRegisters};
-use crate::arm::{PmuState, Register, RestoreError, pmcr};
+use crate::arm::{PmuState, Register, RestoreError, pmcr, pmuserenr};
 
 impl PartitionedPmu {
     /// Loads the registers of a guest that is about to run here, if they are needed before its next trapped access. If
@@ -116,7 +116,7 @@ impl PartitionedPmu {
         Ok(())
     }
 
-    /// Returns the guest's registers, without the bits of event types that hardware keeps but that are RES0 for a guest
+    /// Returns the guest's registers, without the bits that hardware keeps but that are RES0 for a guest of this version
     /// without EL2 and EL3. A loaded PMU is put first.
     pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
         let mut state = PmuState::reset(self.plan.version(), 0);
@@ -128,6 +128,8 @@ impl PartitionedPmu {
     pub fn save_into<R: PmuRegisters>(&mut self, state: &mut PmuState, regs: &mut R) {
         self.put(regs);
         state.clone_from(&self.state);
+        state.pmcr &= pmcr::N_MASK | pmcr::kept(self.plan.version());
+        state.pmuserenr &= pmuserenr::MASK;
         state.pmccfiltr = Plan::kept_pmccfiltr(state.pmccfiltr).0;
         for event_type in &mut state.pmevtyper {
             *event_type = self.plan.kept_pmevtyper(*event_type).0;
@@ -234,7 +236,8 @@ impl PartitionedPmu {
     /// refuses them, before EL2 sees them.)
     fn residence_in_memory(&self) -> Residence {
         let counts = self.state.pmcr & pmcr::E != 0 && self.state.pmcnten != 0;
-        if self.eager || counts || line(&self.state) || self.state.pmuserenr != 0 {
+        let pends = overflowed(&self.state) != 0;
+        if self.eager || counts || pends || self.state.pmuserenr != 0 {
             Residence::Saved
         } else {
             Residence::Lazy

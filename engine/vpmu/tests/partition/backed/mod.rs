@@ -27,6 +27,7 @@ fn emulated(config: &PartitionConfig, policy: Policy) -> EmulatedConfig {
         counters: config.implemented - config.host_counters,
         version: config.features.version,
         el3: true,
+        aarch32: true,
         identity: Identity {
             implementer: 0x41,
             code: 1,
@@ -347,4 +348,48 @@ fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
     vm.machine.happen(8, Place::El1, 1);
     assert_eq!(vm.read(Register::Pmevcntr(3)), 101);
     assert_eq!(state(&vm, 3), Some(CounterState::Counting));
+}
+
+/// Checks that a restored guest counts at once, whatever PMCR_EL0 the guest before has left.
+#[test]
+fn a_loaded_guest_counts_from_its_restore_on() {
+    let mut saved = Vm::new(&config());
+    saved.sample(pmcr::LC | pmcr::LP, 0);
+    saved.put();
+    let state = saved.pmu.save(&mut saved.machine);
+    let mut vm = Vm::new(&config());
+    vm.put();
+    // A partitioned guest leaves PMCR_EL0 as it was.
+    vm.machine.pmcr = pmcr::D;
+    vm.load();
+    vm.pmu.restore(&state, &mut vm.machine).unwrap();
+    vm.enter();
+    vm.machine.happen(8, Place::El1, 10);
+    assert_eq!(vm.read(Register::Pmevcntr(0)), 10);
+}
+
+/// Checks that the cycle counter is 64 bits long where EL0 has no AArch32, with open registers and with closed.
+#[test]
+fn lc_is_res1_where_the_machine_has_it_so() {
+    let mut machine = machine(&config());
+    machine.long_cycles = true;
+    let emulated = EmulatedConfig {
+        aarch32: false,
+        ..emulated(&config(), Policy::default())
+    };
+    let mut vm = Vm::on(machine, &config(), emulated);
+    vm.write(Register::Pmcr, 0);
+    vm.write(Register::PmintenSet, 1 << 31);
+    vm.write(Register::PmcntenSet, 1 << 31);
+    vm.write(Register::Pmcr, pmcr::E);
+    assert!(vm.is_open());
+    for _ in 0..2 {
+        assert_eq!(vm.read(Register::Pmcr) & pmcr::LC, pmcr::LC);
+        vm.write(Register::Pmccntr, 0xffff_ffff);
+        vm.machine.happen(0x11, Place::El1, 1);
+        assert!(!vm.deliver());
+        assert_eq!(vm.read(Register::Pmccntr), 1 << 32);
+        vm.put();
+        vm.load();
+    }
 }

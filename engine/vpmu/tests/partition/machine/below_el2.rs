@@ -2,7 +2,7 @@
 
 use vpmu::arm::{ExceptionLevel, PmuVersion, Register};
 
-use super::{C, CYCLE, EVENTS, Exit, LP, Machine, P, Place, access_bit, bit, counter_mask};
+use super::{C, CYCLE, EVENTS, Exit, LC, LP, Machine, P, Place, access_bit, bit, counter_mask};
 
 impl Machine {
     /// Performs an instruction of the guest.
@@ -195,7 +195,8 @@ impl Machine {
         } else {
             0
         };
-        self.pmcr = value & (0x79 | long);
+        let res1 = if self.long_cycles { LC } else { 0 };
+        self.pmcr = value & (0x79 | long) | res1;
     }
 
     pub(super) fn pmcr_with(&self, n: u8) -> u64 {

@@ -94,6 +94,8 @@ pub(crate) struct Machine {
     pub(crate) filter: EventFilter,
     /// Number of EL2's accesses to PMU registers.
     pub(crate) el2_accesses: u64,
+    /// PMCR_EL0.LC is RES1: EL0 has no AArch32.
+    pub(crate) long_cycles: bool,
 }
 
 /// Where an event happens.
@@ -147,6 +149,7 @@ impl Machine {
             evtyper: [0; 32],
             filter: EventFilter::allow_all(),
             el2_accesses: 0,
+            long_cycles: false,
         }
     }
 

@@ -337,10 +337,15 @@ impl<V: Events> BackedPmu<V> {
         if self.pmu.open {
             self.close(regs);
         }
+        // What is enabled counts at once, which a guest before it may have left the registers unfit for. Those of a vCPU
+        // that does not run are another's: `load` writes them.
+        let is_loaded = self.pmu.bank.loaded;
+        if is_loaded && !self.ready {
+            self.close_registers(regs);
+        }
         self.pmu
             .restore(state, &mut self.backing.host(false, regs))?;
-        // The registers of a vCPU that does not run are another's: `load` writes them.
-        if self.pmu.bank.loaded {
+        if is_loaded {
             self.write_closed_pmuserenr(regs);
         }
         Ok(())
@@ -366,7 +371,7 @@ impl<V: Events> BackedPmu<V> {
     fn write_hot<R: PmuRegisters>(&mut self, register: Register, value: u64, regs: &mut R) -> bool {
         match register {
             Register::Pmcr => {
-                let control = value & self.pmu.pmcr_bits();
+                let control = self.pmu.kept_pmcr(value);
                 // P and C reset counters; D, X, LC and LP change what counts, and when it overflows.
                 let others = (control ^ self.pmu.pmcr) & !pmcr::E;
                 if others != 0 || value & (pmcr::P | pmcr::C) != 0 {

@@ -27,7 +27,7 @@ use crate::arm::Register;
 /// | the same, n >= HPMN | both | trap to EL2 (FEAT_FGT) without being asked, and are undefined for the guest |
 /// | PMCCNTR_EL0 | both | as the event counters |
 /// | PMOVSSET_EL0, PMOVSCLR_EL0 | reads | the bits below HPMN are the guest's, since the hypervisor clears none: it takes the interrupt back by PMINTENCLR_EL1. Host counters' bits read as zero below EL2 |
-/// | PMCR_EL0 | reads | E, D, DP, LC, LP are as the guest wrote them; N reads as HPMN below EL2; IMP and IDCODE are compared before anything is opened |
+/// | PMCR_EL0 | reads | E, D, DP, LC, LP are as the guest wrote them, or RES1; N reads as HPMN below EL2; IMP and IDCODE are compared before anything is opened |
 /// | PMSELR_EL0 | both | selects; what the selected access may do is decided there. The engine reads the selection when it needs it |
 /// | PMUSERENR_EL0 | both | gives EL0 what the guest's EL1 has, no more: what traps at EL1 traps at EL0 (HDFGRTR_EL2 and HDFGWTR_EL2 ask nobody's permission). It is saved and zeroed on a put |
 ///
