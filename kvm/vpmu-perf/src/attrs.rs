@@ -104,8 +104,13 @@ pub(crate) fn architectural(event: ArchEvent, host: Processor) -> Option<(u32, u
 /// Returns the type and the configuration of a perf event that counts the raw event of a guest of `vendor` on `host`.
 pub(crate) fn raw(vendor: Vendor, config: u64, host: Processor) -> Option<(u32, u64)> {
     // Each of these counts what a further register says, which the guest does not have: OFFCORE_RSP_0 and 1 (0xb7 and
-    // 0xbb), PEBS_LD_LAT (0xcd), PEBS_FRONTEND (0xc6). Linux asks for `config1` (intel_skl_extra_regs and its kin).
-    const WITH_REGISTER: [u64; 4] = [0x01b7, 0x01bb, 0x01cd, 0x01c6];
+    // 0xbb, 0x2a and 0x2b from Golden Cove on), PEBS_LD_LAT (0xcd), PEBS_FRONTEND (the rest). Linux asks for `config1`
+    // (intel_skl_extra_regs, intel_glc_extra_regs, intel_rwc_extra_regs, intel_lnc_extra_regs). Other processors hardly
+    // have them.
+    #[rustfmt::skip]
+    const WITH_REGISTER: [u64; 10] = [
+        0x01b7, 0x01bb, 0x012a, 0x012b, 0x01cd, 0x01c6, 0x02c6, 0x03c6, 0x40ad, 0x04c2,
+    ];
     // Merge pairs an odd counter with the one below (PPR, PERF_CTL). Linux has none for an event by itself.
     const MERGE: u64 = 0xf_0000_00ff;
     // Up to family 16h these selects are the northbridge's, which counts for all cores of the package, whatever the rings
@@ -272,6 +277,7 @@ mod tests {
         let intel = |config| raw(Vendor::Intel, config, of(Vendor::Intel));
         assert_eq!(intel(0x01b7), None);
         assert_eq!(intel(0x41_01bb), None, "with an edge, too");
+        assert_eq!(intel(0x012a), None, "Golden Cove's");
         assert_eq!(intel(0x02b7), Some((PERF_TYPE_RAW, 0x02b7)));
         let zen = |config| raw(Vendor::Amd, config, amd(0x17, true));
         assert_eq!(zen(0xf_0000_00ff), None);

@@ -159,9 +159,8 @@ impl RingBuffer {
         None
     }
 
-    /// Takes all records of an event whose samples say nothing but that it has overflowed.
-    pub(crate) fn take_overflows(&mut self) -> Overflows {
-        let mut taken = Overflows::default();
+    /// Adds all records to `taken`, of an event whose samples say nothing but that it has overflowed.
+    pub(crate) fn take_overflows(&mut self, taken: &mut Overflows) {
         while let Some(header) = self.header() {
             let Ok(Header { kind, length, .. }) = header else {
                 taken.number += 1;
@@ -177,7 +176,6 @@ impl RingBuffer {
             }
             self.give_back(length);
         }
-        taken
     }
 
     /// Returns the header of the record at the tail. `Err`: the buffer made no sense, and has been emptied.

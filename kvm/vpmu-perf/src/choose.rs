@@ -54,7 +54,11 @@ impl Chooser {
         };
         Ok(Self {
             kernel,
-            backing: backing.map_err(|error| PerfError::from_open(&error))?,
+            backing: backing.map_err(|error| match error.raw_os_error() {
+                // No VM has the PMU, as that was found above: it has no interrupt, or cannot be restricted to guests.
+                Some(libc::EOPNOTSUPP) => PerfError::NoHardware,
+                _ => PerfError::from_open(&error),
+            })?,
             guest,
             approximate: options.approximate_instructions,
         })

@@ -29,6 +29,9 @@ use crate::kind::Kind;
 use crate::log::OverflowLog;
 use crate::notes::Notes;
 
+/// The ns by which a clock's total may differ from the time for which it has counted: both are read one after the other.
+const MOST_AHEAD: u64 = 1_000_000;
+
 /// Whether a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -43,10 +46,11 @@ enum State {
 /// The event of one counter.
 #[derive(Debug)]
 struct Event {
-    /// A hardware event's overflows. `None`: the kernel had no memory for them. Dropped first: an event stays open, and on
-    /// its counter, while it is mapped.
+    /// The event's overflows. `None`: nobody asks for them, or the kernel had no memory for them. Dropped first: an event
+    /// stays open, and on its counter, while it is mapped.
     log: Option<OverflowLog>,
     event: PerfEvent,
+    is_clock: bool,
     state: State,
     /// How far the event is ahead of the group's clock. `None`: not known since the event was last enabled.
     ahead: Option<u64>,
@@ -101,8 +105,13 @@ impl Event {
         if total.enabled != total.running {
             self.deficit = self.deficit.or(Some(Lost::Multiplexed));
         }
-        if self.log.as_mut().is_some_and(OverflowLog::has_throttled) {
+        let is_wrong = match self.is_clock {
+            // Linux 6.1's tick has a clock that it starts again count once more what it had counted (task_clock_event_start).
+            true => total.enabled != 0 && total.value > total.running.saturating_add(MOST_AHEAD),
             // A throttled event does not count, although its time goes on.
+            false => self.log.as_mut().is_some_and(OverflowLog::has_throttled),
+        };
+        if is_wrong {
             self.deficit = Some(Lost::Throttled);
         }
         let total = total.value.wrapping_sub(self.skipped);
@@ -118,8 +127,8 @@ impl Event {
 /// The group of a clock's events.
 #[derive(Debug)]
 struct Group {
-    /// The leader's page, from which its time is read without a system call. Dropped first: an event stays open while it is
-    /// mapped.
+    /// The leader's page, from which its time is read without a system call, and its records. Dropped first: an event stays
+    /// open while it is mapped.
     page: Option<RingBuffer>,
     leader: PerfEvent,
     /// Whether the leader is enabled. Then enabled members count, too.
@@ -131,10 +140,13 @@ struct Group {
 }
 
 impl Group {
-    fn open(kernel: &'static dyn Kernel, notes: &Notes) -> io::Result<Self> {
+    /// Opens the group. `logged`: with room for its leader's records.
+    fn open(kernel: &'static dyn Kernel, notes: &Notes, logged: bool) -> io::Result<Self> {
         let leader = PerfEvent::open_group(kernel, notes)?;
+        let map = |size| RingBuffer::map(kernel, leader.fd(), size).ok();
+        let log = logged.then(|| map(RingBuffer::size_for(0))).flatten();
         Ok(Self {
-            page: RingBuffer::map(kernel, leader.fd(), 0).ok(),
+            page: log.or_else(|| map(0)),
             leader,
             runs: false,
             enabled: CounterSet::EMPTY,
@@ -163,6 +175,8 @@ pub(crate) struct Events {
     signal: libc::c_int,
     /// Whether the events are a group.
     grouped: bool,
+    /// Whether their overflows are logged.
+    logged: bool,
     events: Slots<Option<Event>>,
     /// Counters that have one. A search of all slots costs each exit as much as the work itself.
     open: CounterSet,
@@ -176,12 +190,14 @@ impl Events {
         notes: Arc<Notes>,
         signal: libc::c_int,
         grouped: bool,
+        logged: bool,
     ) -> Self {
         Self {
             kernel,
             notes,
             signal,
             grouped,
+            logged,
             events: Slots::from_fn(|| None),
             open: CounterSet::EMPTY,
             group: None,
@@ -192,7 +208,7 @@ impl Events {
     /// Returns whether its overflows are counted one by one.
     pub(crate) fn open(&mut self, counter: Counter, kind: Kind, steady: bool) -> io::Result<bool> {
         if self.grouped && self.group.is_none() {
-            self.group = Some(Group::open(self.kernel, &self.notes)?);
+            self.group = Some(Group::open(self.kernel, &self.notes, self.logged)?);
         }
         let leader = self.group.as_ref().map(|group| &group.leader);
         let event = PerfEvent::open(self.kernel, kind, &self.notes, self.signal, leader)?;
@@ -200,16 +216,15 @@ impl Events {
             group.members.push(counter);
         }
         // Throttling is recorded nowhere else.
-        let log = match self.grouped {
-            true => None,
-            false => OverflowLog::open(self.kernel, &event).ok(),
-        };
+        let log = || OverflowLog::open(self.kernel, &event).ok();
+        let log = self.logged.then(log).flatten();
         self.notes.watch(counter, Some(event.fd()));
         let counted = log.is_some();
         self.open.insert(counter);
         self.events[counter] = Some(Event {
             log,
             event,
+            is_clock: self.grouped,
             state: State::Stopped,
             ahead: None,
             seen: Total::default(),
@@ -265,7 +280,12 @@ impl Events {
         let log = self.events[counter]
             .as_mut()
             .and_then(|event| event.log.as_mut());
-        log.map_or(Overflows::default(), OverflowLog::take)
+        let mut taken = log.map_or(Overflows::default(), OverflowLog::take);
+        // From Linux 6.16 on a member's throttling stops the whole group, and its leader has the record.
+        if let Some(page) = self.group.as_mut().and_then(|group| group.page.as_mut()) {
+            page.take_overflows(&mut taken);
+        }
+        taken
     }
 
     /// Returns the ns for which the event behind `counter` has counted, and those for which it should have, by the last

@@ -118,6 +118,8 @@ impl PerfHost {
         let notes = Notes::claim(&options.kick).ok_or(PerfError::Taken)?;
         // A group of hardware events counts nothing while one of them has no counter.
         let grouped = chooser.backing == Backing::Clock;
+        // A clock that is given each of its periods needs no log: the next starts it where it was throttled.
+        let logged = !grouped || options.repeating;
         let signal = options.overflow_signal();
         let units = Units::new(chooser.backing, options.tsc_hz);
         Ok(Self {
@@ -136,7 +138,7 @@ impl PerfHost {
             unsampled: CounterSet::EMPTY,
             freeze: options.freeze,
             slots: Slots::from_fn(|| Slot::Empty),
-            events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
+            events: Events::new(kernel, Arc::clone(&notes), signal, grouped, logged),
             ring_sampler: None,
             guest_ring: GuestRing::default(),
             guest: None,
@@ -236,15 +238,32 @@ impl PerfHost {
         };
         let asked = *period;
         match period.overflow(self.repeating) {
+            Overflow::Report(report) if self.pace.is_some() => {
+                return Some(self.paced(counter, asked, report));
+            }
             // A clock's overflows come no faster than it was asked to report them.
-            Overflow::Report(report) if self.pace.is_none() => return Some(report),
-            Overflow::Report(report) => return Some(self.paced(counter, asked, report)),
+            Overflow::Report(report) => {
+                if self.repeating {
+                    self.restart(counter, asked);
+                }
+                return Some(report);
+            }
             Overflow::Unwanted if self.events.set_period(counter, ENDLESS) => {
                 *period = Period::Endless;
             }
             Overflow::Unwanted | Overflow::Late => {}
         }
         None
+    }
+
+    /// Starts a clock that the kernel has throttled, so that no tick does: Linux from 6.9 on starts no member of a group
+    /// again, and a processor of `nohz_full` has no ticks.
+    fn restart(&mut self, counter: Counter, asked: Period) {
+        if let Period::Set { events, .. } = asked
+            && self.events.take_overflows(counter).throttled
+        {
+            self.program(counter, events, self.events.counting());
+        }
     }
 
     /// The overflow of a hardware event's period that was `asked` for. Lengthens the period if overflows come too fast.
@@ -609,7 +628,7 @@ impl pebs::Host for PerfHost {
         let (thread, counts) = (self.notes.target(), self.events.counts(counter));
         let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
         // What the kernel refuses, it refuses again.
-        self.sampling = begun.is_ok();
+        self.sampling = begun.is_some();
         begun.unwrap_or(0)
     }
 

@@ -1,4 +1,4 @@
-//! The log of a hardware event's overflows, which the kernel writes into memory.
+//! The log of an event's overflows, which the kernel writes into memory.
 //!
 //! A signal says that there was an overflow, and not how many there were. And only the log says that the kernel has
 //! throttled the event: it stops until the next tick or the next period that it is given (perf_event_overflow).
@@ -41,9 +41,7 @@ impl OverflowLog {
     }
 
     fn read(&mut self) {
-        let new = self.buffer.take_overflows();
-        self.read.number = self.read.number.saturating_add(new.number);
-        self.read.throttled |= new.throttled;
-        self.throttled |= new.throttled;
+        self.buffer.take_overflows(&mut self.read);
+        self.throttled |= self.read.throttled;
     }
 }

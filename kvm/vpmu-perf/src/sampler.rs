@@ -7,8 +7,6 @@
 //! The event is never the member of a group: Linux (seen with 6.12) does not begin to sample siblings again once it has
 //! throttled them. Nor does the event's total serve for a counter's: while throttled, it counts too little.
 
-use std::io;
-
 use perf_event_open_sys::bindings::{PERF_SAMPLE_IP, PERF_SAMPLE_TIME};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{self, TakenSamples};
@@ -38,14 +36,14 @@ impl Sampler {
     ///
     /// Says why perf events are not available, and what to do.
     pub fn of_time(samples: u64) -> Result<Self, PerfError> {
-        Self::of_time_by(&Linux, 0, samples).map_err(|error| PerfError::from_open(&error))
+        Self::of_time_by(&Linux, 0, samples)
     }
 
     pub(crate) fn of_time_by(
         kernel: &'static dyn Kernel,
         thread: libc::pid_t,
         samples: u64,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, PerfError> {
         Self::open(kernel, probe(Backing::Clock, true), thread, samples)
     }
 
@@ -55,7 +53,7 @@ impl Sampler {
         kind: Kind,
         thread: libc::pid_t,
         samples: u64,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, PerfError> {
         let mut attr = kind.attr();
         // The order of a record's fields is that of these bits.
         attr.sample_type = u64::from(PERF_SAMPLE_IP) | u64::from(PERF_SAMPLE_TIME);
@@ -63,8 +61,15 @@ impl Sampler {
         // Nobody waits for the buffer to fill.
         attr.set_watermark(1);
         attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-        let event = PerfEvent::of_attr(kernel, attr, thread, None)?;
-        let buffer = RingBuffer::map(kernel, event.fd(), RingBuffer::size_for(samples))?;
+        let event = PerfEvent::of_attr(kernel, attr, thread, None)
+            .map_err(|error| PerfError::from_open(&error))?;
+        let size = RingBuffer::size_for(samples);
+        let buffer = RingBuffer::map(kernel, event.fd(), size).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::EPERM) => PerfError::Locked,
+                _ => PerfError::from_open(&error),
+            }
+        })?;
         Ok(Self { event, buffer })
     }
 
@@ -79,11 +84,7 @@ impl Sampler {
         kind: Kind,
         samples: u64,
     ) -> Result<(), PerfError> {
-        let sampler =
-            Self::open(kernel, kind, 0, samples).map_err(|error| match error.raw_os_error() {
-                Some(libc::EPERM) => PerfError::Locked,
-                _ => PerfError::from_open(&error),
-            })?;
+        let sampler = Self::open(kernel, kind, 0, samples)?;
         sampler.tsc(0).map(drop).ok_or(PerfError::NoTsc)
     }
 
@@ -141,9 +142,9 @@ impl CounterSampler {
         kernel: &'static dyn Kernel,
         kind: Kind,
         thread: libc::pid_t,
-    ) -> io::Result<Self> {
-        Ok(Self {
-            sampler: Sampler::open(kernel, kind, thread, SAMPLES)?,
+    ) -> Option<Self> {
+        Some(Self {
+            sampler: Sampler::open(kernel, kind, thread, SAMPLES).ok()?,
             on: false,
         })
     }
@@ -154,18 +155,15 @@ impl CounterSampler {
     }
 
     /// Takes a sample each `period` from now on, at once if the counter `counts`. Returns the number of samples that are
-    /// kept.
-    pub(crate) fn begin(&mut self, period: u64, counts: bool) -> io::Result<u64> {
+    /// kept; `None`: the kernel refuses.
+    pub(crate) fn begin(&mut self, period: u64, counts: bool) -> Option<u64> {
         let sampler = &mut self.sampler;
         sampler.disable();
         // Samples of an earlier period would pass for this one's.
         while sampler.next_record().is_some() {}
         self.on =
             sampler.tsc(0).is_some() && sampler.set_period(period) && (!counts || sampler.enable());
-        match self.on {
-            true => Ok(self.sampler.capacity()),
-            false => Err(io::ErrorKind::Unsupported.into()),
-        }
+        self.on.then(|| self.sampler.capacity())
     }
 
     /// Stops, or goes on where the period was.

@@ -1,6 +1,5 @@
 //! What stands behind a guest's counter, besides its perf event: what it can be, and in which unit it counts.
 
-use std::io;
 use std::num::NonZeroU64;
 
 use vpmu::x86::pebs::{self, TakenSamples};
@@ -127,16 +126,17 @@ impl Slot {
         }
     }
 
-    /// Samples each `period` of `thread`, at once if the counter `counts`. Returns the number of samples that are kept.
+    /// Samples each `period` of `thread`, at once if the counter `counts`. Returns the number of samples that are kept;
+    /// `None`: the kernel refuses.
     pub(crate) fn begin_sampling(
         &mut self,
         kernel: &'static dyn Kernel,
         thread: libc::pid_t,
         period: u64,
         counts: bool,
-    ) -> io::Result<u64> {
+    ) -> Option<u64> {
         let Self::Whole { kind, sampler, .. } = self else {
-            return Ok(0);
+            return Some(0);
         };
         let sampler = match sampler {
             Some(sampler) => sampler,

@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
@@ -74,10 +75,13 @@ fn row(name: &str, found: Found) -> Value {
 /// Says why nothing can be checked with `backing`. Only an absent PMU is no failure.
 fn absent(backing: Backing, error: &PerfError) -> Found {
     match (backing, error) {
-        (_, PerfError::Forbidden(_) | PerfError::Mediated) | (Backing::Clock, _) => {
-            Err(error.to_string().into())
+        (Backing::Hardware, PerfError::NoHardware) => Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
+        (Backing::Hardware, PerfError::Open(errno))
+            if [Errno::NODEV, Errno::INVAL].contains(&Errno::from_raw_os_error(*errno)) =>
+        {
+            Err(Unseen::Skipped(NO_HARDWARE.to_owned()))
         }
-        (Backing::Hardware, _) => Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
+        _ => Err(error.to_string().into()),
     }
 }
 
@@ -118,8 +122,13 @@ fn event(select: u64) -> CounterConfig {
 
 /// One counter more than is promised may share: what is promised may not.
 fn promised(support: &Support) -> Found {
-    let Some(free) = support.counters else {
-        return Err(Unseen::Skipped(NO_HARDWARE.to_owned()));
+    let free = match support.counters {
+        None => return Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
+        Some(0) => {
+            let taken = "others have all counters of this host's at the moment";
+            return Err(Unseen::Skipped(taken.to_owned()));
+        }
+        Some(free) => free,
     };
     let mut host = host(Backing::Hardware)?;
     let all = CounterSet::first(free);

@@ -170,13 +170,13 @@ impl State {
         }
     }
 
-    /// A tick: throttled events go on (perf_adjust_freq_unthr_context), and the next gets its turn
-    /// (perf_rotate_context).
+    /// A tick: throttled events that lead a group go on (perf_adjust_freq_unthr_events visits no others), and the next gets
+    /// its turn (perf_rotate_context).
     pub(super) fn tick(&mut self) {
         self.next_tick += TICK;
         for event in self.events.values_mut() {
             event.interrupts = 0;
-            if std::mem::take(&mut event.throttled) {
+            if event.leader.is_none() && std::mem::take(&mut event.throttled) {
                 event.left = event.left.max(1);
                 event.write(PERF_RECORD_UNTHROTTLE, &[0; 3]);
             }

@@ -1,5 +1,7 @@
 //! Single guests and machines, each for one rule.
 
+use vpmu::x86::intel::RawPerfEvtSel;
+
 use super::*;
 
 #[test]
@@ -174,6 +176,32 @@ fn a_throttled_counter_is_lost_and_goes_on() {
     assert_eq!(vcpu.state(0), Some(lost));
     // Five overflows and then nothing until the tick would be 51. It goes on as soon as that is seen.
     assert!(vcpu.pmis > 100, "{}", vcpu.pmis);
+}
+
+/// Nothing starts a member of a group again but a new period.
+#[test]
+fn a_throttled_clock_goes_on() {
+    const PERIOD: u64 = 100_000;
+    let kernel = Fake::new(Machine {
+        per_tick: 5,
+        ..Machine::default()
+    });
+    let mut host = PerfHost::counting(kernel, options(Backing::Clock, true), true).unwrap();
+    let cycles = RawPerfEvtSel(CLOCK.0).config(Version::V2);
+    let all = CounterSet::first(2);
+    for counter in all {
+        assert_eq!(host.create(counter, &cycles), Ok(()));
+    }
+    let counter = Counter::at::<0>();
+    host.set_period(counter, NonZeroU64::new(PERIOD));
+    host.resume(all);
+    let (mut ran, mut reports) = (0, 0);
+    while ran < 10 * TICK {
+        ran += kernel.run(10 * TICK - ran);
+        reports += host.take_overflows().count() as u64;
+    }
+    assert!(reports * PERIOD > 9 * TICK, "{reports}");
+    assert_eq!(host.deficit(counter), None);
 }
 
 #[test]
