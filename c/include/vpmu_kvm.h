@@ -150,6 +150,8 @@ struct vpmu_kvm_options {
   size_t saved_length;
   /** One of `VPMU_KVM_FREEZE_*`. */
   uint32_t freeze;
+  /** 0. */
+  uint32_t reserved;
 };
 
 /**
@@ -305,7 +307,7 @@ int32_t vpmu_kvm_backing(struct vpmu_kvm *pmu);
 
 /**
  * As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
- * KVM has 16 ranges, of which AMD's PMU takes 4 and Intel's 8. A filter that the VMM sets by itself replaces both.
+ * KVM has 16 ranges, of which the MSRs of AMD's PMU take 3 and of Intel's up to 9, and the deadline and RDPMC 3 more. A filter that the VMM sets by itself replaces both.
  * Each bitmap has a bit for each of its MSRs.
  */
 enum vpmu_status vpmu_kvm_intercept_beside(const struct vpmu_kvm_vm *vm,

@@ -68,9 +68,13 @@ pub unsafe extern "C" fn vpmu_backed_init(
     };
     cpu.with_plan(&mut |plan| {
         promised!(room::init(pmu, vacant, |held| {
-            held.host = registers;
+            // The counters of a PMU that was here are reached as before, also where this one cannot be made.
             let made = held.pmu.init(config, plan, &mut held.host);
-            made.map_or(VpmuStatus::Config, |()| VpmuStatus::Ok)
+            if made.is_err() {
+                return VpmuStatus::Config;
+            }
+            held.host = registers;
+            VpmuStatus::Ok
         }))
     })
 }

@@ -88,6 +88,8 @@ pub struct VpmuKvmOptions {
     pub saved_length: usize,
     /// One of `VPMU_KVM_FREEZE_*`.
     pub freeze: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// What a VM's guest is offered, and how the host counts for it.
@@ -239,13 +241,18 @@ pub unsafe extern "C" fn vpmu_kvm_open(
     memory: *const VpmuKvmMemory,
     vm: *mut *mut VpmuKvmVm,
 ) -> VpmuStatus {
-    let (Some(given), Some(vm)) = promised!((room::given(options), room::out(vm))) else {
-        return misuse("options, and a place for the VM, at addresses that are multiples of 8");
-    };
-    if given.size != size_of::<VpmuKvmOptions>() {
+    // Another library's struct, which may be shorter, begins with its size, too.
+    let size = promised!(room::given(options.cast::<usize>()));
+    if size.is_some_and(|&size| size != size_of::<VpmuKvmOptions>()) {
         return misuse(
             "options.size is not sizeof(struct vpmu_kvm_options) of this library's header",
         );
+    }
+    let (Some(given), Some(vm)) = promised!((room::given(options), room::out(vm))) else {
+        return misuse("options, and a place for the VM, at addresses that are multiples of 8");
+    };
+    if given.reserved != 0 {
+        return misuse("options.reserved is not 0");
     }
     let Some(options) = given.options() else {
         return misuse("a backing or a policy that there is not");

@@ -1,5 +1,7 @@
 /* The two Arm designs: emulated on an array of numbers, partitioned on fake registers. */
 
+#include <stdlib.h>
+
 #include "check.h"
 #include "vpmu_arm.h"
 
@@ -135,6 +137,15 @@ static void register_write(void *context, uint32_t iss, uint64_t value)
 
 static const struct vpmu_registers registers = {.read = register_read, .write = register_write};
 
+static void write_nobodys(void *context, uint32_t iss, uint64_t value)
+{
+	(void)context;
+	fprintf(stderr, "write of %x: %llx\n", iss, (unsigned long long)value);
+	abort();
+}
+
+static const struct vpmu_registers nobodys = {.read = register_read, .write = write_nobodys};
+
 /* A CPU of which the host keeps nothing. */
 static const struct vpmu_partition_config whole = {
 	.id_aa64dfr0 = 6 << 8,
@@ -261,6 +272,10 @@ static int backed(void)
 	CHECK(vpmu_backed_init(&pmu, &config, &whole, &registers) == VPMU_STATUS_CONFIG);
 	config.filter.count = 1;
 	CHECK(vpmu_backed_init(&pmu, &config, &whole, &registers) == VPMU_STATUS_OK);
+	/* Registers that come with a refused configuration are not used. */
+	config.counters = 7;
+	CHECK(vpmu_backed_init(&pmu, &config, &whole, &nobodys) == VPMU_STATUS_CONFIG);
+	config.counters = 6;
 	CHECK(vpmu_backed_traps(&pmu, &traps) == VPMU_STATUS_OK && traps.mdcr_el2 & 1 << 6);
 
 	/* PMCEID0_EL0 has SW_INCR and INST_RETIRED alone. */

@@ -111,7 +111,7 @@ impl fmt::Display for Error {
                 "PEBS records would be some instructions late with this host's hardware counters, which no guest can be \
                  told: accept that (Skid::Accepted, --pebs-skid), let a clock count (Source::Clock, --backing clock), or offer no \
                  PEBS"),
-            Self::Lbr(reason) => write!(f, "last branch records: {reason}; offer none (Options::lbr)"),
+            Self::Lbr(reason) => write!(f, "last branch records: {reason}; offer none (Options::lbr, --lbr off)"),
             Self::OtherOffer => f.write_str(
                 "the saved guest was offered another kind of PMU, or another deadline: attach with what State::offer() \
                  gives"),
