@@ -367,7 +367,7 @@ fn a_killed_command_has_its_signal_in_the_status() {
 #[test]
 fn a_panic_is_reported() {
     let _turn = turn(1);
-    for pmu in ["native", "kvm", "partitioned"] {
+    for pmu in ["kvm", "partitioned"] {
         let Some(mut vpmu) = vpmu("aarch64") else {
             return;
         };

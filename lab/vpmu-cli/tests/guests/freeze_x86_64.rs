@@ -46,6 +46,7 @@ fn run(freeze: &str) -> Option<Counted> {
 }
 
 #[test]
+#[ignore = "long: script/test --long"]
 fn a_loop_of_exits_counts_with_the_hosts_work_or_without() {
     let _turn = turn(1);
     let Some(vm) = run("vm") else {

@@ -84,6 +84,7 @@ fn a_guest_with_intels_pmu_has_full_stacks() {
 }
 
 #[test]
+#[ignore = "as each by itself: script/test --long"]
 fn a_guest_with_pebs_has_full_stacks_in_its_records() {
     has_full_stacks(&Guest {
         pebs: true,

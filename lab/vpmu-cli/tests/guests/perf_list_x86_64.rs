@@ -6,6 +6,8 @@ use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, number, turn};
 
 /// Each event by itself: in a group, one that is not there would take the others with it.
 const SCRIPT: &str = r#"
+echo driver $(dmesg | grep -c 'Intel PMU driver')
+echo rdpmc $(cat /sys/devices/cpu/rdpmc)
 perf list --raw-dump hw cache pmu 2> /dev/null | tr ' ' '\n' | grep -v '^$' | sort -u > events
 while read -r event; do
     perf stat -x, -o stat -e "$event" workload --scale 5 2> /dev/null
@@ -31,6 +33,7 @@ struct Listed {
     /// Events with their count; `None`: perf says that the event is not supported.
     events: Vec<(String, Option<u64>)>,
     lost: u64,
+    console: String,
 }
 
 fn listed(model: &str) -> Option<Listed> {
@@ -59,7 +62,11 @@ fn listed(model: &str) -> Option<Listed> {
         "{events:?}"
     );
     let lost = run["vmm"]["measured"]["lost"].as_u64().unwrap();
-    Some(Listed { events, lost })
+    Some(Listed {
+        events,
+        lost,
+        console,
+    })
 }
 
 #[test]
@@ -71,6 +78,8 @@ fn no_event_of_intels_is_zero() {
     let zeros: Vec<_> = listed.events.iter().filter(zero).collect();
     assert!(zeros.is_empty(), "{zeros:?}");
     assert_eq!(listed.lost, 0);
+    let number = |word| number::<u64>(&listed.console, word);
+    assert_eq!((number("driver"), number("rdpmc")), (1, 1));
 }
 
 /// Nothing that CPUID says takes an event away from Linux's driver (docs/how/amd.md). Each event that reads zero is a loss that

@@ -65,6 +65,7 @@ fn check(kernel: Kernel, model: &str, counter: u32) {
 }
 
 #[test]
+#[ignore = "long: script/test --long"]
 fn a_module_reads_counters() {
     check(Kernel::Bookworm, "amd", 0);
 }

@@ -132,6 +132,7 @@ fn rdpmc_at_run_time_costs_what_rewriting_at_load_costs() {
 
 /// A kernel whose handlers of exceptions begin in another way: it finds no PMU, says so, and goes on.
 #[test]
+#[ignore = "long: script/test --long"]
 fn a_guest_of_an_unknown_form_is_told_that_it_has_no_pmu() {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     const NOP: [u8; 4] = [0x0f, 0x1f, 0x40, 0x00];

@@ -246,7 +246,7 @@ fn a_second_linux_runs_a_command_of_its_own() {
     let figures = &run["second"];
     assert_eq!(figures["status"], 7, "{run}");
     assert_eq!(figures["guest_counters"], run["guest_counters"], "{run}");
-    // 100,000,107 cycles in user space.
+    // 100,000,102 cycles in user space.
     assert_eq!(figures["samples"], 100, "{run}");
     assert_eq!(figures["lost_samples"], 0, "{run}");
     assert_eq!(figures["pmis"], 100, "{run}");
