@@ -23,6 +23,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vpmu_lab::Error;
 use vpmu_lab::host::cancel::Cancel;
@@ -42,8 +43,21 @@ fn ignores_hangup() -> bool {
     set.is_some_and(|set| set >> (SIGHUP - 1) & 1 != 0)
 }
 
+/// Parses the command line. The error of a command without its `--` says so.
+fn parsed() -> Cli {
+    Cli::try_parse().unwrap_or_else(|mut error| {
+        let is_word = |value: &ContextValue| matches!(value, ContextValue::String(word) if !word.starts_with('-'));
+        let unknown = error.kind() == ErrorKind::UnknownArgument;
+        if unknown && error.get(ContextKind::InvalidArg).is_some_and(is_word) {
+            let tip = "a command to run stands behind --".into();
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+        }
+        error.exit()
+    })
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = parsed();
     let cancel = Cancel::default();
     let signals: &[i32] = match &cli.verb {
         // They are those of the program that it becomes.

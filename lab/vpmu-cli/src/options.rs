@@ -38,11 +38,13 @@ there is counted.
 
 Environment: XDG_CACHE_HOME moves the cache (~/.cache); VPMU_DEBIAN_MIRROR is where packages come
 from (the mirror of this machine's apt); VPMU_GUEST_DIR has the built guest programs; VPMU_QEMU is
-the folder of another QEMU than that on PATH.
+the folder of another QEMU than that on PATH, VPMU_PATCHED_QEMU of the one that embeds the PMU
+(--pmu qemu).
 
-Exit status: of `run`, the command's own (128 + signal when it was killed); of `doctor`, 1 when
-something is missing; of `selftest`, 1 when a check fails; otherwise 0. 125 when vpmu itself or the guest failed, 2 for a wrong command
-line, 130 after Ctrl-C.";
+Exit status: of `run` and `exec`, the command's own (128 + signal when it was killed); of `doctor`,
+1 when something is missing; of `selftest`, 1 when a check fails; of `rewrite-kernel`, as its help
+says; otherwise 0. 125 when vpmu itself or the guest failed, 2 for a wrong command line, 130 after
+Ctrl-C.";
 
 const AFTER_REWRITE: &str = "\
 Why: KVM never hands RDPMC over to a VMM, and without a PMU in KVM the instruction faults: the first perf in the \

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The advice for a full disk.
-pub(crate) const NO_SPACE: &str = "free some space, or move the cache with XDG_CACHE_HOME";
+pub(crate) const NO_SPACE: &str = "free some space (XDG_CACHE_HOME moves the cache)";
 /// Describes a guest that never comes to its end.
 pub(crate) const STUCK: &str =
     "the guest's kernel turned in a circle with its interrupts off, or waits for one that was lost";
@@ -225,7 +225,9 @@ impl Error {
 fn hint(source: &io::Error) -> String {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("; {NO_SPACE}"),
-        io::ErrorKind::ReadOnlyFilesystem => "; choose a writable folder".to_owned(),
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            "; choose another folder (XDG_CACHE_HOME moves the cache)".to_owned()
+        }
         _ => String::new(),
     }
 }

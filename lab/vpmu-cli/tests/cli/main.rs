@@ -346,6 +346,16 @@ fn a_model_of_processor_that_qemu_does_not_have() {
 }
 
 #[test]
+fn a_command_without_its_dashes_is_told_of_them() {
+    let home = tempfile::tempdir().unwrap();
+    let output = vpmu(home.path()).args(["run", "uname", "-a"]).output();
+    let output = output.unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("stands behind --"), "{errors}");
+}
+
+#[test]
 fn another_qemu_than_the_one_on_the_path() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("mended");
