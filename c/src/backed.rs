@@ -70,11 +70,10 @@ pub unsafe extern "C" fn vpmu_backed_init(
         promised!(room::init(pmu, vacant, |held| {
             // The counters of a PMU that was here are reached as before, also where this one cannot be made.
             let made = held.pmu.init(config, plan, &mut held.host);
-            if made.is_err() {
-                return VpmuStatus::Config;
-            }
-            held.host = registers;
-            VpmuStatus::Ok
+            made.map_or(VpmuStatus::Config, |()| {
+                held.host = registers;
+                VpmuStatus::Ok
+            })
         }))
     })
 }

@@ -225,24 +225,41 @@ pub unsafe extern "C" fn vpmu_el2_inject(esr: u64, vcpu: *const VpmuEl2Vcpu) -> 
 ///
 /// As for the exported functions.
 unsafe fn exit<G: Guest>(pmu: *mut G, esr: u64, given: *const VpmuEl2Vcpu) -> bool {
-    let (Some(access), Some(vcpu)) = (Access::decode(esr), promised!(vcpu(given))) else {
-        return false;
-    };
-    promised!(room::with(pmu, |held: &mut G::Value| {
+    let act = |held: &mut G::Value| {
         let mut serve =
             |register: Register, level: ExceptionLevel, written: Option<u64>| match written {
                 Some(value) => held.pmu.write(register, level, value, &mut held.host),
                 None => held.pmu.read(register, level, &mut held.host),
             };
-        // One for all PMUs, to save a hypervisor a kilobyte for the second.
-        let serve: &mut dyn FnMut(_, _, _) -> _ = &mut serve;
-        if let Some(esr) = access.complete(vcpu, serve)
-            && let Some(vcpu) = promised!(self::vcpu(given))
-        {
-            vpmu_el2::inject(esr, vcpu);
-        }
-        true
-    }))
+        promised!(complete(esr, given, &mut serve))
+    };
+    promised!(room::with(pmu, act))
+}
+
+/// Has `serve` perform the access, and completes it for the guest.
+///
+/// # Safety
+///
+/// As for the exported functions.
+// One for all PMUs, to save a hypervisor a kilobyte for the second.
+#[inline(never)]
+unsafe fn complete(
+    esr: u64,
+    given: *const VpmuEl2Vcpu,
+    serve: &mut dyn FnMut(Register, ExceptionLevel, Option<u64>) -> Outcome,
+) -> bool {
+    let (Some(access), Some(vcpu)) = (Access::decode(esr), promised!(vcpu(given))) else {
+        return false;
+    };
+    let for_access = Vcpu {
+        x: &mut *vcpu.x,
+        pc: &mut *vcpu.pc,
+        pstate: &mut *vcpu.pstate,
+    };
+    if let Some(esr) = access.complete(for_access, serve) {
+        vpmu_el2::inject(esr, vcpu);
+    }
+    true
 }
 
 /// Serves a trapped access of the partitioned PMU with this ESR_EL2 in full, in AArch64 or AArch32: the guest goes on behind

@@ -379,10 +379,9 @@ pub unsafe extern "C" fn vpmu_kvm_statistics(
     statistics: *mut VpmuKvmStatistics,
 ) -> VpmuStatus {
     let size = size_of::<VpmuKvmStatistics>();
-    // Another library's struct, which may be shorter, begins with its size, too.
-    let given = promised!(room::given(statistics.cast::<usize>()));
-    let given = given.filter(|&&given| given == size);
-    let (Some(_), Some(out)) = (given, promised!(room::out(statistics))) else {
+    let is_ours = promised!(room::size(statistics)) == Some(size);
+    let out = is_ours.then(|| promised!(room::out(statistics)));
+    let Some(out) = out.flatten() else {
         return misuse(
             "statistics.size is not sizeof(struct vpmu_kvm_statistics) of this library's header",
         );

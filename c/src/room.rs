@@ -194,6 +194,17 @@ pub(crate) unsafe fn given<'a, T>(pointer: *const T) -> Option<&'a T> {
     promised!(pointer.as_ref())
 }
 
+/// Returns the size that a struct says in its first word, or `None` for a null or misaligned pointer. Another library's
+/// struct may be shorter than this one's, and is no `T` to be read whole.
+///
+/// # Safety
+///
+/// `pointer` is null or points to such a struct.
+#[cfg(feature = "kvm")]
+pub(crate) unsafe fn size<T>(pointer: *const T) -> Option<usize> {
+    promised!(given(pointer.cast::<usize>())).copied()
+}
+
 /// Returns `count` values, or `None` for more than `most` of them, and for a null or misaligned pointer to any.
 ///
 /// # Safety

@@ -25,7 +25,8 @@ pub struct VpmuKvmFilterRange {
 }
 
 /// As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
-/// KVM has 16 ranges, of which the MSRs of AMD's PMU take 3 and of Intel's up to 9, and the deadline and RDPMC 3 more. A filter that the VMM sets by itself replaces both.
+/// KVM has 16 ranges, of which the MSRs of AMD's PMU take 3 and of Intel's up to 9, and the deadline and RDPMC 3 more. A
+/// filter that the VMM sets by itself replaces both.
 ///
 /// # Safety
 ///

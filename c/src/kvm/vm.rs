@@ -241,9 +241,8 @@ pub unsafe extern "C" fn vpmu_kvm_open(
     memory: *const VpmuKvmMemory,
     vm: *mut *mut VpmuKvmVm,
 ) -> VpmuStatus {
-    // Another library's struct, which may be shorter, begins with its size, too.
-    let size = promised!(room::given(options.cast::<usize>()));
-    if size.is_some_and(|&size| size != size_of::<VpmuKvmOptions>()) {
+    let size = promised!(room::size(options));
+    if size.is_some_and(|size| size != size_of::<VpmuKvmOptions>()) {
         return misuse(
             "options.size is not sizeof(struct vpmu_kvm_options) of this library's header",
         );
