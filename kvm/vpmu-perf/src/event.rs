@@ -112,7 +112,7 @@ impl PerfEvent {
         let member = || Self::open_attr(kernel, attr, 0, Some(&leader));
         let members: io::Result<Vec<Self>> = (1..number).map(|_| member()).collect();
         // A pinned group that has no counters is in an error state, and reads nothing. On a core of the other kind it waits.
-        let counts = |total: Total| total.running != 0 && total.running == total.enabled;
+        let counts = |total: Total| total.running == total.enabled;
         members.is_ok() && leader.enable() && leader.read().is_ok_and(counts)
     }
 
