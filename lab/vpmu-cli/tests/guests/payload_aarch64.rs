@@ -174,6 +174,23 @@ fn the_machine_keeps_el2_s_counters_apart() {
     }
 }
 
+/// Checks that the machine counts, and goes on, where an instruction takes two nanoseconds and the next overflow is centuries
+/// ahead.
+#[test]
+fn an_overflow_that_never_comes_does_not_hold_the_machine() {
+    let _turn = turn(1);
+    let version = Qemu::chosen(None).version(&Arch::Aarch64.qemu()).unwrap();
+    if !version.is_mended() {
+        return skipped(&format!("QEMU {version} counts no CPU's own instructions"));
+    }
+    let slower = ["--qemu-arg=-icount", "--qemu-arg=shift=1"];
+    let Some(console) = run("native", &slower, "") else {
+        return;
+    };
+    assert!(console.contains(" 0 failed,"), "{console}");
+    assert!(passed(&console).contains("overflow.far"), "{console}");
+}
+
 /// Returns the console of the payload on a partitioned PMU, and the monitor's final report about that PMU.
 fn monitor(more: &[&str]) -> Option<(String, serde_json::Value)> {
     let folder = tempfile::tempdir().unwrap();

@@ -14,6 +14,7 @@ pub(super) const TESTS: &[Test] = &[
     ("overflow.every_counter", every_counter),
     ("overflow.lp", long_event_counter),
     ("overflow.lc", long_cycle_counter),
+    ("overflow.far", far),
     ("overflow.sw_incr", software_increment),
     ("overflow.flags_clear", flags_clear),
     ("overflow.second", second),
@@ -155,6 +156,18 @@ fn long_cycle_counter(cx: &Context) -> Verdict {
     loops::counted(1 << CYCLE, 10_000);
     check("flags at 64 bits", read(PMOVSSET_EL0)?, 1 << CYCLE)?;
     check_range("value", read(PMCCNTR_EL0)?, 100, 10_000_000)?;
+    Ok(Pass::Ok)
+}
+
+/// Checks a cycle counter whose overflow is as far ahead as 64 bits let it be: no time of the machine's reaches as far.
+fn far(cx: &Context) -> Verdict {
+    write(PMCR_EL0, PMCR_E | PMCR_LC)?;
+    for value in 0..4 {
+        cx.pmu.set_up(CYCLE, 0, value)?;
+        loops::counted(1 << CYCLE, 10_000);
+        check("flags", read(PMOVSSET_EL0)?, 0)?;
+        check_range("value", read(PMCCNTR_EL0)?, 100, 10_000_000)?;
+    }
     Ok(Pass::Ok)
 }
 

@@ -10,7 +10,7 @@ use core::cell::UnsafeCell;
 
 use super::Test;
 use super::amd::{CYCLES, ctl, ctr};
-use super::native::{INEXACT, INSTRUCTIONS, ROUNDS, is_exact};
+use super::native::{INEXACT, INSTRUCTIONS, ROUNDS, cycles_each, is_exact};
 use crate::amd::{COUNTER, PERF_CTL, PERF_CTR};
 use crate::apic::{self, LVT_NMI};
 use crate::instructions::{cpuid, interruptible, rdmsr, wrmsr};
@@ -177,7 +177,7 @@ fn host_and_guest_only() -> Verdict {
     if !is_exact()? {
         return Ok(INEXACT);
     }
-    let more = 2 * (ROUNDS - 1);
+    let more = 2 * (ROUNDS - 1) * cycles_each();
     let [few, many] = count(CYCLES)?;
     check_range("in both", many - few, more, u64::MAX)?;
     let [few, many] = count(CYCLES | HOST_ONLY | GUEST_ONLY)?;
