@@ -200,7 +200,7 @@ pub(crate) unsafe fn given<'a, T>(pointer: *const T) -> Option<&'a T> {
 /// # Safety
 ///
 /// `pointer` is null or points to such a struct.
-#[cfg(feature = "kvm")]
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 pub(crate) unsafe fn size<T>(pointer: *const T) -> Option<usize> {
     promised!(given(pointer.cast::<usize>())).copied()
 }
