@@ -97,21 +97,9 @@ pub unsafe extern "C" fn vpmu_arm_init(
     let Some(config) = config.config() else {
         return VpmuStatus::Config;
     };
-    let vacant = |at: *mut Held<EmulatedPmu, Host>| {
-        // SAFETY: `init` passes room for a value.
-        unsafe {
-            (&raw mut (*at).pmu).write(const { EmulatedPmu::vacant() });
-            (&raw mut (*at).host).write(host);
-        }
-    };
-    promised!(room::init(pmu, vacant, |held| {
-        // The host counters of a PMU that was here are those of the host that was here.
-        let made = held.pmu.init(&config, &mut held.host);
-        if made.is_err() {
-            return VpmuStatus::Config;
-        }
-        held.host = host;
-        VpmuStatus::Ok
+    promised!(pmu::init(pmu, host, |pmu, host| {
+        let made = pmu.init(&config, host);
+        made.map_or(VpmuStatus::Config, |()| VpmuStatus::Ok)
     }))
 }
 

@@ -59,21 +59,10 @@ pub unsafe extern "C" fn vpmu_backed_init(
     let Some(config) = &config else {
         return VpmuStatus::Config;
     };
-    let vacant = |at: *mut Held<BackedPmu, Registers>| {
-        // SAFETY: `init` passes room for a value.
-        unsafe {
-            (&raw mut (*at).pmu).write(const { BackedPmu::vacant() });
-            (&raw mut (*at).host).write(registers);
-        }
-    };
     cpu.with_plan(&mut |plan| {
-        promised!(room::init(pmu, vacant, |held| {
-            // The counters of a PMU that was here are reached as before, also where this one cannot be made.
-            let made = held.pmu.init(config, plan, &mut held.host);
-            made.map_or(VpmuStatus::Config, |()| {
-                held.host = registers;
-                VpmuStatus::Ok
-            })
+        promised!(pmu::init(pmu, registers, |pmu, registers| {
+            let made = pmu.init(config, plan, registers);
+            made.map_or(VpmuStatus::Config, |()| VpmuStatus::Ok)
         }))
     })
 }

@@ -144,17 +144,9 @@ pub unsafe extern "C" fn vpmu_partition_init(
     let Some(registers) = Registers::new(registers) else {
         return VpmuStatus::Misuse;
     };
-    let vacant = |at: *mut Held<PartitionedPmu, Registers>| {
-        // SAFETY: `init` passes room for a value.
-        unsafe {
-            (&raw mut (*at).pmu).write(const { PartitionedPmu::vacant() });
-            (&raw mut (*at).host).write(registers);
-        }
-    };
     config.with_plan(&mut |plan| {
-        promised!(room::init(pmu, vacant, |held| {
-            held.pmu.init(plan, &mut held.host);
-            held.host = registers;
+        promised!(pmu::init(pmu, registers, |pmu, registers| {
+            pmu.init(plan, registers);
             VpmuStatus::Ok
         }))
     })

@@ -22,6 +22,9 @@ pub(crate) struct Held<P, H> {
 
 /// What each of the PMUs does over an `H`.
 pub(crate) trait Pmu<H> {
+    /// One that is not made yet.
+    const VACANT: Self;
+
     fn read(&mut self, register: Register, level: ExceptionLevel, host: &mut H) -> Outcome;
     fn write(
         &mut self,
@@ -42,6 +45,8 @@ pub(crate) trait Pmu<H> {
 macro_rules! shape {
     ($pmu:ty, $host:ty, $restore:ident, |$regs:ident| $($read:ident)?) => {
         impl Pmu<$host> for $pmu {
+            const VACANT: Self = <$pmu>::vacant();
+
             fn read(
                 &mut self,
                 register: Register,
@@ -96,7 +101,34 @@ shape!(PartitionedPmu, Registers, restore, |registers| registers);
 /// A room that holds one of them.
 pub(crate) trait Guest: Room<Value = Held<Self::Pmu, Self::Host>> {
     type Pmu: Pmu<Self::Host>;
-    type Host;
+    type Host: Copy;
+}
+
+/// Makes a PMU out of reset over `host`, by `make`.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn init<G: Guest>(
+    pmu: *mut G,
+    host: G::Host,
+    make: impl FnOnce(&mut G::Pmu, &mut G::Host) -> VpmuStatus,
+) -> VpmuStatus {
+    let vacant = |at: *mut G::Value| {
+        // SAFETY: `room::init` passes room for a value.
+        unsafe {
+            (&raw mut (*at).pmu).write(const { G::Pmu::VACANT });
+            (&raw mut (*at).host).write(host);
+        }
+    };
+    promised!(room::init(pmu, vacant, |held| {
+        // A PMU that was here is reached as before, also where the new one cannot be made.
+        let status = make(&mut held.pmu, &mut held.host);
+        if status == VpmuStatus::Ok {
+            held.host = host;
+        }
+        status
+    }))
 }
 
 /// Performs a trapped access.
