@@ -4,7 +4,7 @@
 //! ESR_ELx, "ISS encoding for an exception from MSR, MRS, or System instruction execution"). They
 //! are turned into a [`Register`] here and only here.
 
-use super::config::{CYCLE_COUNTER, MAX_EVENT_COUNTERS};
+use super::config::MAX_EVENT_COUNTERS;
 
 /// The operands of an MRS or MSR instruction that name a system register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,194 +56,130 @@ impl Encoding {
     }
 }
 
-/// A PMU system register. The number in an indexed one is 0 to 30.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Register {
+/// Defines the registers by one table: what each is, its name, and the op1, CRn, CRm and op2 of its encoding, whose op0 is 3.
+/// The encodings of indexed registers have their number in CRm and op2. The order is that of the [`ordinal`](Register::ordinal)s.
+macro_rules! registers {
+    ($($(#[$about:meta])* $single:ident = $name:literal, $op1:literal $crn:literal $crm:literal $op2:literal;)*
+     [indexed] $($(#[$iabout:meta])* $indexed:ident = $iname:literal;)*
+     [single] $($(#[$labout:meta])* $last:ident = $lname:literal, $lop1:literal $lcrn:literal $lcrm:literal $lop2:literal;)*) => {
+        /// A PMU system register. The number in an indexed one is 0 to 30.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Register {
+            $($(#[$about])* $single,)*
+            $($(#[$iabout])* $indexed(u8),)*
+            $($(#[$labout])* $last,)*
+        }
+
+        /// The registers without an index.
+        const SINGLE: [Register; Register::COUNT - 2] = [$(Register::$single,)* $(Register::$last,)*];
+
+        impl Register {
+            /// Returns the register that `encoding` names, or `None` if it names none of the PMU's.
+            // Once in a program, not in each decoder around it.
+            #[inline(never)]
+            pub const fn decode(encoding: Encoding) -> Option<Self> {
+                let Encoding { op0, op1, crn, crm, op2 } = encoding;
+                Some(match (op0, op1, crn, crm, op2) {
+                    // Before the indexed ones, among which PMCCFILTR_EL0 stands.
+                    $((3, $op1, $crn, $crm, $op2) => Self::$single,)*
+                    $((3, $lop1, $lcrn, $lcrm, $lop2) => Self::$last,)*
+                    (3, 3, 14, 8..=15, 0..=7) => {
+                        // CRm[2] chooses between value and type; CRm[1:0] and op2 are the counter's number.
+                        let n = (crm & 3) << 3 | op2;
+                        match (crm < 12, n < MAX_EVENT_COUNTERS) {
+                            (true, true) => Self::Pmevcntr(n),
+                            (false, _) => Self::Pmevtyper(n),
+                            // There is no PMEVCNTR31_EL0: the encoding is unallocated.
+                            (true, false) => return None,
+                        }
+                    }
+                    _ => return None,
+                })
+            }
+
+            /// Returns the operands that name this register. An index above 30 is taken modulo 32, and so names the place
+            /// where the register would be.
+            pub const fn encoding(self) -> Encoding {
+                match self {
+                    $(Self::$single => Encoding::new(3, $op1, $crn, $crm, $op2),)*
+                    $(Self::$last => Encoding::new(3, $lop1, $lcrn, $lcrm, $lop2),)*
+                    Self::Pmevcntr(n) => Encoding::new(3, 3, 14, 8 | n >> 3 & 3, n & 7),
+                    Self::Pmevtyper(n) => Encoding::new(3, 3, 14, 12 | n >> 3 & 3, n & 7),
+                }
+            }
+
+            /// Returns a dense number in `0..COUNT`, to count accesses by. All indexed registers of a kind share one.
+            pub const fn ordinal(self) -> usize {
+                // Variants with an index have no discriminant that could be cast.
+                enum Ordinal { $($single,)* $($indexed,)* $($last,)* }
+                match self {
+                    $(Self::$single => Ordinal::$single as usize,)*
+                    $(Self::$indexed(_) => Ordinal::$indexed as usize,)*
+                    $(Self::$last => Ordinal::$last as usize,)*
+                }
+            }
+
+            /// Returns the architecture's name, with `n` for the index of an indexed register.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$single => $name,)*
+                    $(Self::$indexed(_) => $iname,)*
+                    $(Self::$last => $lname,)*
+                }
+            }
+        }
+    };
+}
+
+registers! {
     /// PMCR_EL0: control, and the number of event counters.
-    Pmcr,
+    Pmcr = "PMCR_EL0", 3 9 12 0;
     /// PMCNTENSET_EL0: enables counters.
-    PmcntenSet,
+    PmcntenSet = "PMCNTENSET_EL0", 3 9 12 1;
     /// PMCNTENCLR_EL0: disables counters.
-    PmcntenClr,
+    PmcntenClr = "PMCNTENCLR_EL0", 3 9 12 2;
     /// PMOVSSET_EL0: sets overflow bits.
-    PmovsSet,
+    PmovsSet = "PMOVSSET_EL0", 3 9 14 3;
     /// PMOVSCLR_EL0: clears overflow bits.
-    PmovsClr,
+    PmovsClr = "PMOVSCLR_EL0", 3 9 12 3;
     /// PMINTENSET_EL1: enables overflow interrupts.
-    PmintenSet,
+    PmintenSet = "PMINTENSET_EL1", 0 9 14 1;
     /// PMINTENCLR_EL1: disables overflow interrupts.
-    PmintenClr,
+    PmintenClr = "PMINTENCLR_EL1", 0 9 14 2;
     /// PMSWINC_EL0: software increment, write only.
-    Pmswinc,
+    Pmswinc = "PMSWINC_EL0", 3 9 12 4;
     /// PMSELR_EL0: which counter PMXEVTYPER_EL0 and PMXEVCNTR_EL0 mean.
-    Pmselr,
+    Pmselr = "PMSELR_EL0", 3 9 12 5;
     /// PMXEVTYPER_EL0: the selected counter's event type.
-    Pmxevtyper,
+    Pmxevtyper = "PMXEVTYPER_EL0", 3 9 13 1;
     /// PMXEVCNTR_EL0: the selected counter.
-    Pmxevcntr,
+    Pmxevcntr = "PMXEVCNTR_EL0", 3 9 13 2;
+    [indexed]
     /// `PMEVTYPER<n>_EL0`: event type and filter of event counter n.
-    Pmevtyper(u8),
+    Pmevtyper = "PMEVTYPERn_EL0";
     /// `PMEVCNTR<n>_EL0`: event counter n.
-    Pmevcntr(u8),
+    Pmevcntr = "PMEVCNTRn_EL0";
+    [single]
     /// PMCCNTR_EL0: the cycle counter.
-    Pmccntr,
+    Pmccntr = "PMCCNTR_EL0", 3 9 13 0;
     /// PMCCFILTR_EL0: the cycle counter's filter, encoded where PMEVTYPER31_EL0 would be.
-    Pmccfiltr,
+    Pmccfiltr = "PMCCFILTR_EL0", 3 14 15 7;
     /// PMUSERENR_EL0: what EL0 may do.
-    Pmuserenr,
+    Pmuserenr = "PMUSERENR_EL0", 3 9 14 0;
     /// PMCEID0_EL0: which common events 0x0000-0x001f and 0x4000-0x401f exist.
-    Pmceid0,
+    Pmceid0 = "PMCEID0_EL0", 3 9 12 6;
     /// PMCEID1_EL0: which common events 0x0020-0x003f and 0x4020-0x403f exist.
-    Pmceid1,
+    Pmceid1 = "PMCEID1_EL0", 3 9 12 7;
     /// PMMIR_EL1: machine identification, from PMUv3p4 on.
-    Pmmir,
+    Pmmir = "PMMIR_EL1", 0 9 14 6;
 }
 
 impl Register {
     /// How many different [`ordinal`](Self::ordinal)s there are.
     pub const COUNT: usize = 19;
 
-    /// Returns the register that `encoding` names, or `None` if it names none of the PMU's.
-    // Once in a program, not in each decoder around it.
-    #[inline(never)]
-    pub const fn decode(encoding: Encoding) -> Option<Self> {
-        let Encoding {
-            op0,
-            op1,
-            crn,
-            crm,
-            op2,
-        } = encoding;
-        Some(match (op0, op1, crn, crm, op2) {
-            (3, 0, 9, 14, 1) => Self::PmintenSet,
-            (3, 0, 9, 14, 2) => Self::PmintenClr,
-            (3, 0, 9, 14, 6) => Self::Pmmir,
-            (3, 3, 9, 12, 0) => Self::Pmcr,
-            (3, 3, 9, 12, 1) => Self::PmcntenSet,
-            (3, 3, 9, 12, 2) => Self::PmcntenClr,
-            (3, 3, 9, 12, 3) => Self::PmovsClr,
-            (3, 3, 9, 12, 4) => Self::Pmswinc,
-            (3, 3, 9, 12, 5) => Self::Pmselr,
-            (3, 3, 9, 12, 6) => Self::Pmceid0,
-            (3, 3, 9, 12, 7) => Self::Pmceid1,
-            (3, 3, 9, 13, 0) => Self::Pmccntr,
-            (3, 3, 9, 13, 1) => Self::Pmxevtyper,
-            (3, 3, 9, 13, 2) => Self::Pmxevcntr,
-            (3, 3, 9, 14, 0) => Self::Pmuserenr,
-            (3, 3, 9, 14, 3) => Self::PmovsSet,
-            (3, 3, 14, 8..=15, 0..=7) => {
-                // CRm[2] chooses between value and type; CRm[1:0] and op2 are the counter's number.
-                let n = (crm & 3) << 3 | op2;
-                match (crm < 12, n < MAX_EVENT_COUNTERS) {
-                    (true, true) => Self::Pmevcntr(n),
-                    (false, true) => Self::Pmevtyper(n),
-                    (false, false) => Self::Pmccfiltr,
-                    // There is no PMEVCNTR31_EL0: the encoding is unallocated.
-                    (true, false) => return None,
-                }
-            }
-            _ => return None,
-        })
-    }
-
-    /// Returns the operands that name this register. An index above 30 is taken modulo 32, and so names the place where
-    /// the register would be.
-    pub const fn encoding(self) -> Encoding {
-        match self {
-            Self::PmintenSet => Encoding::new(3, 0, 9, 14, 1),
-            Self::PmintenClr => Encoding::new(3, 0, 9, 14, 2),
-            Self::Pmmir => Encoding::new(3, 0, 9, 14, 6),
-            Self::Pmcr => Encoding::new(3, 3, 9, 12, 0),
-            Self::PmcntenSet => Encoding::new(3, 3, 9, 12, 1),
-            Self::PmcntenClr => Encoding::new(3, 3, 9, 12, 2),
-            Self::PmovsClr => Encoding::new(3, 3, 9, 12, 3),
-            Self::Pmswinc => Encoding::new(3, 3, 9, 12, 4),
-            Self::Pmselr => Encoding::new(3, 3, 9, 12, 5),
-            Self::Pmceid0 => Encoding::new(3, 3, 9, 12, 6),
-            Self::Pmceid1 => Encoding::new(3, 3, 9, 12, 7),
-            Self::Pmccntr => Encoding::new(3, 3, 9, 13, 0),
-            Self::Pmxevtyper => Encoding::new(3, 3, 9, 13, 1),
-            Self::Pmxevcntr => Encoding::new(3, 3, 9, 13, 2),
-            Self::Pmuserenr => Encoding::new(3, 3, 9, 14, 0),
-            Self::PmovsSet => Encoding::new(3, 3, 9, 14, 3),
-            Self::Pmevcntr(n) => Encoding::new(3, 3, 14, 8 | n >> 3 & 3, n & 7),
-            Self::Pmevtyper(n) => Encoding::new(3, 3, 14, 12 | n >> 3 & 3, n & 7),
-            Self::Pmccfiltr => Encoding::new(3, 3, 14, 12 | CYCLE_COUNTER.number() >> 3, 7),
-        }
-    }
-
-    // Written out: variants with an index have no discriminant that could be cast.
-    /// Returns a dense number in `0..COUNT`, to count accesses by. All indexed registers of a kind share one.
-    pub const fn ordinal(self) -> usize {
-        match self {
-            Self::Pmcr => 0,
-            Self::PmcntenSet => 1,
-            Self::PmcntenClr => 2,
-            Self::PmovsSet => 3,
-            Self::PmovsClr => 4,
-            Self::PmintenSet => 5,
-            Self::PmintenClr => 6,
-            Self::Pmswinc => 7,
-            Self::Pmselr => 8,
-            Self::Pmxevtyper => 9,
-            Self::Pmxevcntr => 10,
-            Self::Pmevtyper(_) => 11,
-            Self::Pmevcntr(_) => 12,
-            Self::Pmccntr => 13,
-            Self::Pmccfiltr => 14,
-            Self::Pmuserenr => 15,
-            Self::Pmceid0 => 16,
-            Self::Pmceid1 => 17,
-            Self::Pmmir => 18,
-        }
-    }
-
-    /// Returns the architecture's name, with `n` for the index of an indexed register.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Pmcr => "PMCR_EL0",
-            Self::PmcntenSet => "PMCNTENSET_EL0",
-            Self::PmcntenClr => "PMCNTENCLR_EL0",
-            Self::PmovsSet => "PMOVSSET_EL0",
-            Self::PmovsClr => "PMOVSCLR_EL0",
-            Self::PmintenSet => "PMINTENSET_EL1",
-            Self::PmintenClr => "PMINTENCLR_EL1",
-            Self::Pmswinc => "PMSWINC_EL0",
-            Self::Pmselr => "PMSELR_EL0",
-            Self::Pmxevtyper => "PMXEVTYPER_EL0",
-            Self::Pmxevcntr => "PMXEVCNTR_EL0",
-            Self::Pmevtyper(_) => "PMEVTYPERn_EL0",
-            Self::Pmevcntr(_) => "PMEVCNTRn_EL0",
-            Self::Pmccntr => "PMCCNTR_EL0",
-            Self::Pmccfiltr => "PMCCFILTR_EL0",
-            Self::Pmuserenr => "PMUSERENR_EL0",
-            Self::Pmceid0 => "PMCEID0_EL0",
-            Self::Pmceid1 => "PMCEID1_EL0",
-            Self::Pmmir => "PMMIR_EL1",
-        }
-    }
-
     /// Returns every register, indexed ones with each index from 0 to 30: 79 of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        const SINGLE: [Register; Register::COUNT - 2] = [
-            Register::Pmcr,
-            Register::PmcntenSet,
-            Register::PmcntenClr,
-            Register::PmovsSet,
-            Register::PmovsClr,
-            Register::PmintenSet,
-            Register::PmintenClr,
-            Register::Pmswinc,
-            Register::Pmselr,
-            Register::Pmxevtyper,
-            Register::Pmxevcntr,
-            Register::Pmccntr,
-            Register::Pmccfiltr,
-            Register::Pmuserenr,
-            Register::Pmceid0,
-            Register::Pmceid1,
-            Register::Pmmir,
-        ];
         SINGLE
             .into_iter()
             .chain((0..MAX_EVENT_COUNTERS).map(Register::Pmevtyper))
