@@ -4,11 +4,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use vpmu_monitor::boot::device_tree::Machine;
-use vpmu_monitor::world::{
-    distributor,
-    exit::{DataAbort, MemoryAccess},
-    statistics::Kind,
-};
+use vpmu_monitor::world::{distributor, exit::MemoryAccess, statistics::Kind};
 
 use super::{
     cpu::{Cpu, DOORBELL_PAGE, Local, Monitor},
@@ -38,30 +34,18 @@ pub(super) fn fault_address() -> u64 {
     (read_sysreg!("hpfar_el2") & 0xfff_ffff_fff0) << 8 | read_sysreg!("far_el2") & 0xfff
 }
 
-/// Serves a load or store that stage 2 does not let through. `None`: nothing is there, or nothing that this instruction
-/// can reach.
-pub(super) fn data_abort(
+/// Serves a load or store that stage 2 does not let through. `None`: nothing is there.
+pub(super) fn memory_access(
     frame: &mut Frame,
-    abort: DataAbort,
+    access: MemoryAccess,
     monitor: &Monitor,
     cpu: &Cpu,
     local: &mut Local,
 ) -> Option<Kind> {
-    if abort.table_walk {
-        return None;
-    }
-    if abort.cache_maintenance {
-        // Where there is no memory, no cache has a line.
-        frame.step();
-        return Some(Kind::Other);
-    }
-    // Only simple loads and stores are described. The architecture wants no others for these registers (Arm IHI 0069,
-    // "GIC memory-mapped register access"), and what a bus answers to them is an abort.
-    let access = abort.access?;
     let address = fault_address();
     let doorbell = monitor.doorbell();
     if (doorbell..doorbell + DOORBELL_PAGE).contains(&address) {
-        if abort.write {
+        if access.write {
             let value = frame.register(access.rt);
             ring(address - doorbell, value, monitor, cpu, local);
         } else {
@@ -71,7 +55,7 @@ pub(super) fn data_abort(
         frame.step();
         return Some(Kind::Doorbell);
     }
-    if interrupt_controller(frame, address, abort.write, access, monitor) {
+    if interrupt_controller(frame, address, access, monitor) {
         frame.step();
         show_line(local, cpu, monitor);
         return Some(Kind::Redistributor);
@@ -83,11 +67,12 @@ pub(super) fn data_abort(
 fn interrupt_controller(
     frame: &mut Frame,
     address: u64,
-    write: bool,
     access: MemoryAccess,
     monitor: &Monitor,
 ) -> bool {
-    let MemoryAccess { bytes, rt, .. } = access;
+    let MemoryAccess {
+        write, bytes, rt, ..
+    } = access;
     let machine = || read_device(address, bytes);
     let answer = if let Some((place, view)) = monitor.redistributor_at(address) {
         let offset = address - place.frames.start;

@@ -19,7 +19,7 @@ use vpmu_monitor::{
 
 use super::{
     cpu::{Cpu, Local, Monitor},
-    device::data_abort,
+    device::memory_access,
     el2::apply_traps,
     end::{guest_stopped, power_off},
     firmware::firmware_call,
@@ -57,11 +57,12 @@ pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
             frame.set_register(0, psci::NOT_SUPPORTED);
             Kind::Hvc
         }
-        Exit::DataAbort(abort) => {
-            let served = data_abort(frame, abort, monitor, cpu, &mut local);
+        Exit::Memory(access) => {
+            let served = memory_access(frame, access, monitor, cpu, &mut local);
             served.unwrap_or_else(|| nothing_there(frame, esr))
         }
-        Exit::InstructionAbort => nothing_there(frame, esr),
+        Exit::CacheMaintenance => nothing_cached(frame),
+        Exit::Abort => nothing_there(frame, esr),
         // WFI traps only where two guests share a CPU, and is served there.
         Exit::Wfi | Exit::Other(_) => {
             frame.inject(ESR_UNDEFINED);
@@ -75,6 +76,12 @@ pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
 pub(super) fn nothing_there(frame: &mut Frame, esr: u64) -> Kind {
     frame.inject_external_abort(esr);
     Kind::ExternalAbort
+}
+
+/// Ends cache maintenance of memory that the guest does not have: no cache has a line of it.
+pub(super) fn nothing_cached(frame: &mut Frame) -> Kind {
+    frame.step();
+    Kind::Other
 }
 
 pub(super) fn system_register(

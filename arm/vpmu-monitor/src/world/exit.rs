@@ -15,10 +15,13 @@ pub enum Exit {
     SystemRegister(RegisterAccess),
     /// A trapped MRC, MCR, MRRC or MCRR of coprocessor 15, in AArch32.
     Aarch32,
-    /// A stage-2 fault on data.
-    DataAbort(DataAbort),
-    /// A stage-2 fault on an instruction fetch.
-    InstructionAbort,
+    /// A stage-2 fault of a load or store that the syndrome describes.
+    Memory(MemoryAccess),
+    /// A stage-2 fault of cache maintenance, which moves no data.
+    CacheMaintenance,
+    /// A stage-2 fault of anything else: an instruction fetch, a walk of the guest's own page tables, a load or store that the
+    /// syndrome does not describe (pairs, write-back, SIMD).
+    Abort,
     /// Anything else, by exception class.
     Other(u8),
 }
@@ -46,21 +49,9 @@ pub struct RegisterAccess {
 
 /// A trapped load or store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataAbort {
-    /// Store rather than load. Cache maintenance counts as a store.
-    pub write: bool,
-    /// A cache maintenance instruction, which moves no data.
-    pub cache_maintenance: bool,
-    /// The fault is of a walk of the guest's own page tables.
-    pub table_walk: bool,
-    /// What the syndrome says of the instruction; `None` for those it does not describe (pairs,
-    /// write-back, SIMD, cache maintenance).
-    pub access: Option<MemoryAccess>,
-}
-
-/// The instruction of a described load or store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryAccess {
+    /// Store rather than load.
+    pub write: bool,
     /// 1, 2, 4 or 8.
     pub bytes: u8,
     /// General-purpose register, 31 = XZR.
@@ -87,18 +78,21 @@ impl Exit {
                 rt: (iss >> 5 & 0x1f) as usize,
                 write: !bit(0),
             }),
-            EC_LOWER_INSTRUCTION_ABORT => Self::InstructionAbort,
-            EC_LOWER_DATA_ABORT => Self::DataAbort(DataAbort {
+            // ISS.S1PTW: page tables in a device. No answer would make the walk go on.
+            EC_LOWER_DATA_ABORT if bit(7) => Self::Abort,
+            // ISS.CM.
+            EC_LOWER_DATA_ABORT if bit(8) => Self::CacheMaintenance,
+            // ISS.ISV.
+            EC_LOWER_DATA_ABORT if bit(24) => Self::Memory(MemoryAccess {
                 write: bit(6),
-                cache_maintenance: bit(8),
-                table_walk: bit(7),
-                access: bit(24).then(|| MemoryAccess {
-                    bytes: 1 << (iss >> 22 & 3),
-                    rt: (iss >> 16 & 0x1f) as usize,
-                    sign_extend: bit(21),
-                    wide: bit(15),
-                }),
+                bytes: 1 << (iss >> 22 & 3),
+                rt: (iss >> 16 & 0x1f) as usize,
+                sign_extend: bit(21),
+                wide: bit(15),
             }),
+            // The architecture wants no other loads and stores of the interrupt controller's registers (Arm IHI 0069, "GIC
+            // memory-mapped register access"), and what a bus answers to them is an abort.
+            EC_LOWER_DATA_ABORT | EC_LOWER_INSTRUCTION_ABORT => Self::Abort,
             class => Self::Other(class as u8),
         }
     }
@@ -141,6 +135,7 @@ mod tests {
     #[test]
     fn loads_are_extended_as_their_register_wants() {
         let load = |bytes, sign_extend, wide| MemoryAccess {
+            write: false,
             bytes,
             rt: 0,
             sign_extend,

@@ -3,7 +3,7 @@
 use smccc::psci::{PSCI_FEATURES, PSCI_MIGRATE_INFO_TYPE, PSCI_VERSION};
 use vpmu_el2::exception::ESR_UNDEFINED;
 use vpmu_monitor::world::{
-    exit::{DataAbort, Exit},
+    exit::{Exit, MemoryAccess},
     psci::{self, Call},
     second::{
         gic::{DISTRIBUTOR, REDISTRIBUTOR},
@@ -18,7 +18,7 @@ use super::super::{
     firmware::{forward, may_suspend},
     frame::Frame,
     sysreg::read_sysreg,
-    trap::{aarch32_access, nothing_there, sends_sgi, system_register},
+    trap::{aarch32_access, nothing_cached, nothing_there, sends_sgi, system_register},
 };
 use super::{context::Context, pair::Pair};
 
@@ -55,11 +55,12 @@ pub(super) fn synchronous(
             wait(pair);
             Kind::Wfi
         }
-        Exit::DataAbort(abort) => match interrupt_controller(frame, abort, pair, monitor) {
-            Some(kind) => kind,
-            None => nothing_there(frame, esr),
-        },
-        Exit::InstructionAbort => nothing_there(frame, esr),
+        Exit::Memory(access) => {
+            let served = interrupt_controller(frame, access, pair, monitor);
+            served.unwrap_or_else(|| nothing_there(frame, esr))
+        }
+        Exit::CacheMaintenance => nothing_cached(frame),
+        Exit::Abort => nothing_there(frame, esr),
         Exit::Other(_) => {
             // What the machine's tree does not offer this guest is undefined there.
             frame.inject(ESR_UNDEFINED);
@@ -79,26 +80,16 @@ fn wait(pair: &mut Pair) {
 /// Serves an access to the guest's interrupt controller; `None`: nothing is there.
 fn interrupt_controller(
     frame: &mut Frame,
-    abort: DataAbort,
+    access: MemoryAccess,
     pair: &mut Pair,
     monitor: &Monitor,
 ) -> Option<Kind> {
-    // Page tables in a device: no answer would make the walk go on.
-    if abort.table_walk {
-        return None;
-    }
-    if abort.cache_maintenance {
-        frame.step();
-        return Some(Kind::Other);
-    }
-    // Without a syndrome (pairs, vectors) nobody knows the register; Linux does not access a GIC so.
-    let access = abort.access?;
     let address = fault_address();
     let distributor = monitor.machine.distributor.start;
     let redistributor = monitor.machine.redistributors.first()?.start;
     let value = frame.register(access.rt);
     let read = if let Some(offset) = within(address, distributor, DISTRIBUTOR) {
-        if abort.write {
+        if access.write {
             pair.gic.write_distributor(offset, access.bytes, value);
             None
         } else {
@@ -106,7 +97,7 @@ fn interrupt_controller(
         }
     } else {
         let offset = within(address, redistributor, REDISTRIBUTOR)?;
-        if abort.write {
+        if access.write {
             pair.gic.write_redistributor(offset, access.bytes, value);
             None
         } else {
