@@ -37,7 +37,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool, unlocked: 
         write_sysreg!("tpidr_el2", number as u64);
     }
     let mut local = Cpu::this().local.lock(unlocked);
-    local.interrupts = VirtualInterface::new();
+    local.interrupts = VirtualInterface::default();
     local.sharing = monitor.sharing();
     local.borrowed = false;
     init_el1();
@@ -308,8 +308,7 @@ pub(crate) fn apply_traps(local: &mut Local, always: bool) {
         // No PMU: MDCR_EL2.TPM and TPMCR, so that every access is undefined.
         None => TrapRegisters {
             mdcr_el2: MdcrEl2::TPM.union(MdcrEl2::TPMCR).bits(),
-            hdfgrtr_el2: 0,
-            hdfgwtr_el2: 0,
+            ..TrapRegisters::default()
         },
     };
     if wanted == local.traps && !always {

@@ -11,7 +11,7 @@ use crate::regs::{
     MdcrEl2, Mpam2El2, SMCR_OPEN, VECTOR_LENGTH,
 };
 
-/// The ID registers of a CPU that say which control registers EL2 has there.
+/// The ID registers of a CPU that say which control registers EL2 has there; by default nothing beyond Armv8.0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Machine {
     /// `ID_AA64PFR0_EL1`.
@@ -33,16 +33,6 @@ const fn has(register: u64, shift: u32) -> bool {
 }
 
 impl Machine {
-    /// Nothing beyond Armv8.0.
-    pub const NONE: Self = Self {
-        pfr0: 0,
-        pfr1: 0,
-        dfr0: 0,
-        mmfr0: 0,
-        mmfr1: 0,
-        mmfr3: 0,
-    };
-
     /// FEAT_FGT: fine-grained traps.
     pub const fn fgt(&self) -> bool {
         has(self.mmfr0, Mmfr0::FGT_SHIFT)

@@ -24,10 +24,7 @@ impl Who {
 
     /// 0 or 1.
     pub const fn index(self) -> usize {
-        match self {
-            Self::First => 0,
-            Self::Second => 1,
-        }
+        self as usize
     }
 }
 

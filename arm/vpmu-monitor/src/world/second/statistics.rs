@@ -4,17 +4,8 @@ use core::fmt;
 
 use vpmu::arm::partition::Residence;
 
-/// Where a guest's PMU was when its turn ended, and where it is then kept.
+/// Where a guest's PMU was when its turn ended, and where it is then kept: each [`Residence`], in its order.
 const NAMES: [&str; 4] = ["free", "lazy", "saved", "loaded"];
-
-const fn index(residence: Residence) -> usize {
-    match residence {
-        Residence::Free => 0,
-        Residence::Lazy => 1,
-        Residence::Saved => 2,
-        Residence::Loaded => 3,
-    }
-}
 
 /// Running sums, of both guests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,12 +37,12 @@ impl Switches {
 
     /// A guest's turn ends: its PMU goes `from` one place `to` another.
     pub fn end(&mut self, from: Residence, to: Residence) {
-        self.ended[index(from)][index(to)] += 1;
+        self.ended[from as usize][to as usize] += 1;
     }
 
     /// A guest's turn begins, likewise.
     pub fn begin(&mut self, from: Residence, to: Residence) {
-        self.began[index(from)][index(to)] += 1;
+        self.began[from as usize][to as usize] += 1;
     }
 
     /// What happened since `earlier`.

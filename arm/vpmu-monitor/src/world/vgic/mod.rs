@@ -104,7 +104,7 @@ impl Interrupt {
     }
 }
 
-/// The guest-bound interrupts of one CPU.
+/// The guest-bound interrupts of one CPU; by default none is on its way.
 #[derive(Debug, Default)]
 pub struct VirtualInterface {
     /// A [`Limit`] is in place.
@@ -112,11 +112,6 @@ pub struct VirtualInterface {
 }
 
 impl VirtualInterface {
-    /// No interrupt on its way.
-    pub const fn new() -> Self {
-        Self { limited: false }
-    }
-
     /// Offers `interrupt` to the guest. Returns whether it is in a list register now; if not, it has been
     /// given back, or, for a [`Source::Line`], is to be shown again after the next maintenance interrupt.
     ///

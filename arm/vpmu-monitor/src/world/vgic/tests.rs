@@ -24,7 +24,7 @@ impl Fake {
             limit: Limit::None,
             pending: BTreeMap::new(),
             active: BTreeSet::new(),
-            vgic: Some(VirtualInterface::new()),
+            vgic: Some(VirtualInterface::default()),
         }
     }
 
