@@ -3,7 +3,7 @@
 use vpmu::counter::Counter;
 use vpmu::x86::intel::Version;
 use vpmu::x86::{
-    AnyPmu, Capability, CpuidLeaf, EventFilter, Outcome, PmuConfig, PmuState, Ring, intel,
+    Capability, CpuidLeaf, EventFilter, Outcome, Pmu, PmuConfig, PmuState, Ring, intel,
 };
 
 use crate::counter::{VPMU_POLICY_REUSE_PAUSED, counter_state, policy, report};
@@ -64,7 +64,7 @@ pub struct VpmuX86 {
 
 #[derive(Debug)]
 pub(crate) struct X86 {
-    pmu: AnyPmu,
+    pmu: Pmu,
     host: Host,
 }
 
@@ -105,7 +105,7 @@ pub(crate) unsafe fn init(
         return VpmuStatus::Misuse;
     };
     let made = capability.and_then(|capability| {
-        AnyPmu::new(PmuConfig {
+        Pmu::new(PmuConfig {
             capability,
             filter: EventFilter::deny_listed(),
             policy: policy(policy_number)?,
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn vpmu_x86_msrs(
 unsafe fn access(
     pmu: *mut VpmuX86,
     value: *mut u64,
-    perform: impl FnOnce(&mut AnyPmu, &mut Host) -> Outcome,
+    perform: impl FnOnce(&mut Pmu, &mut Host) -> Outcome,
 ) -> VpmuOutcome {
     let (Some(x86), Some(value)) = promised!((room::value(pmu), room::out(value))) else {
         return VpmuOutcome::Misuse;

@@ -6,8 +6,8 @@ use std::num::NonZeroU64;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots};
-use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
-use vpmu::x86::{CounterConfig, Outcome, Ring};
+use vpmu::x86::intel::{Capability, Version};
+use vpmu::x86::{CounterConfig, Outcome, Pmu, PmuConfig, Ring};
 
 /// Totals that only the bench moves.
 #[derive(Default)]

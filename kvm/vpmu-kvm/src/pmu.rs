@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report};
 use vpmu::x86::{
-    AnyPmu, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring,
+    self, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring,
 };
 use vpmu_perf::PerfHost;
 
@@ -37,7 +37,7 @@ use crate::stats::{Exit, Shared, Statistics};
 /// A PMU of the kind that its guest is offered.
 #[derive(Debug)]
 enum Engine {
-    Architectural(AnyPmu, Policy),
+    Architectural(x86::Pmu, Policy),
     Paravirtual(Paravirtual),
 }
 
@@ -306,8 +306,8 @@ impl VcpuPmu<PerfHost> {
     }
 }
 
-fn architectural(capability: Capability, policy: Policy) -> Result<AnyPmu, Error> {
-    AnyPmu::new(PmuConfig {
+fn architectural(capability: Capability, policy: Policy) -> Result<x86::Pmu, Error> {
+    x86::Pmu::new(PmuConfig {
         policy,
         ..PmuConfig::new(capability)
     })

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vpmu::counter::{Counter, CounterHost, CounterSet, CounterState, Lost, Policy, Report};
-use vpmu::x86::intel::{Capability, Pmu, PmuConfig, RawPerfEvtSel, Version};
-use vpmu::x86::{ArchEvent, Outcome};
+use vpmu::x86::intel::{Capability, RawPerfEvtSel, Version};
+use vpmu::x86::{ArchEvent, Outcome, Pmu, PmuConfig};
 use vpmu_perf::{Backing, Freeze, Kick, PerfError, PerfHost, PerfOptions};
 
 const HZ: u64 = 1_000_000_000;

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 use vpmu::counter::Policy;
-use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
-use vpmu::x86::{Outcome, Ring};
+use vpmu::x86::intel::{Capability, Version};
+use vpmu::x86::{Outcome, Pmu, PmuConfig, Ring};
 use vpmu_perf::{Backing, PerfHost, check_sampling, support};
 
 use crate::check::{CHECKS, Unseen, host_of, options};

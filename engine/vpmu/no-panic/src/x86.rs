@@ -3,7 +3,7 @@
 use core::hint::black_box;
 
 use vpmu::paravirt::{Device, GuestHalf, Offer, PAGE_SIZE, Page};
-use vpmu::x86::{AnyPmu, CounterConfig, EventFilter, MaskedEvent, amd, intel, lbr};
+use vpmu::x86::{CounterConfig, EventFilter, MaskedEvent, amd, intel, lbr};
 
 use crate::{Host, Watch};
 
@@ -24,7 +24,7 @@ impl Page for Memory {
 
 #[unsafe(no_mangle)]
 pub fn any() {
-    type Pmu = AnyPmu<Watch>;
+    type Pmu = vpmu::x86::Pmu<Watch>;
     keep! {
         Pmu::with_events as fn(_, _) -> _,
         Pmu::rdmsr::<Host> as fn(_, _, _) -> _,
@@ -52,10 +52,6 @@ pub fn any() {
         Pmu::branch_filter as fn(_) -> _,
         Pmu::branches_awaited as fn(_) -> _,
         Pmu::lbr_statistics as fn(_) -> _,
-        intel::Pmu::<Watch>::read::<Host> as fn(_, _, _) -> _,
-        intel::Pmu::<Watch>::write::<Host> as fn(_, _, _, _) -> _,
-        amd::Pmu::<Watch>::read::<Host> as fn(_, _, _) -> _,
-        amd::Pmu::<Watch>::write::<Host> as fn(_, _, _, _) -> _,
     }
 }
 

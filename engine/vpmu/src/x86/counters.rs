@@ -41,8 +41,8 @@ pub(super) struct Counters<V> {
 impl<V: Events> Counters<V> {
     /// Returns the counters of a PMU with these registers out of reset. They do nothing until they
     /// [adopt](Self::adopt) controls.
-    pub(super) fn new<R: Registers>(
-        registers: &R,
+    pub(super) fn new(
+        registers: &Registers,
         filter: EventFilter,
         policy: Policy,
         events: V,

@@ -1,12 +1,12 @@
 //! PMUs of x86 processors, as a guest sees them.
 //!
 //! Each vendor has a model of its own: [`intel`] is architectural performance monitoring, [`amd`] the core performance
-//! counters. A model is its registers. Everything else is one [`Pmu`], and [`AnyPmu`] is a PMU of either vendor. What a
+//! counters. A model is its registers. Everything else is one [`Pmu`], which has the registers of either vendor. What a
 //! host is to count ([`CounterConfig`]), which events a guest may count ([`EventFilter`]), and how an access ends
 //! ([`Outcome`]) is the same for both.
 
 pub mod amd;
-mod any;
+mod capability;
 mod config;
 mod counters;
 mod filter;
@@ -18,11 +18,10 @@ mod registers;
 mod restore;
 mod select;
 
-pub use any::{AnyPmu, Capability, PmuState};
+pub use capability::{Capability, PmuConfig, PmuState};
 pub use config::{ArchEvent, CounterConfig, EventKind};
 pub use filter::{EventFilter, MaskedEvent, TooManyEvents};
 pub use pmu::Pmu;
-pub use registers::PmuConfig;
 pub use restore::RestoreError;
 pub use select::RawPerfEvtSel;
 
@@ -47,7 +46,7 @@ mod status {
 
     /// How the request of a PMI stops all counters (SDM 18.4.7).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Freeze {
+    pub(super) enum Freeze {
         /// The global control register is cleared.
         Gate,
         /// A bit of the global status register is set, and nothing counts while it is.

@@ -8,30 +8,53 @@ mod branches;
 mod vcpu;
 
 use super::counters::Counters;
-use super::registers::{Effect, PmuConfig, Registers, Source};
-use super::{CounterConfig, Outcome, Ring};
+use super::intel::ConfigError;
+use super::registers::{Effect, Msr, Registers, Source};
+use super::{Capability, CounterConfig, Outcome, PmuConfig, Ring};
 use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
-/// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or [`amd::Pmu`](super::amd::Pmu). `V`
-/// observes what happens; the default observes nothing.
+/// One vCPU's PMU. `V` observes what happens; the default observes nothing.
 ///
 /// No call panics, whatever a guest writes and whatever a host answers.
+///
+/// Intel's general counter *n* is *n* for a host and in a [`CounterSet`], its fixed counter *n* is
+/// [`FIXED`](super::intel::FIXED) + *n*; AMD's counter *n* is *n*.
+///
 #[derive(Clone, Debug)]
-pub struct Pmu<R: Registers, V = ()> {
-    registers: R,
+pub struct Pmu<V = ()> {
+    registers: Registers,
     counters: Counters<V>,
 }
 
-impl<R: Registers, V: Events> Pmu<R, V> {
-    pub(super) fn build(config: PmuConfig<R::Capability>, events: V) -> Self {
-        let registers = R::power_on(config.capability);
+impl Pmu {
+    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)), without an observer.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a capability of Intel's that cannot be. Nothing can be wrong with AMD's: no field of it contradicts another.
+    pub fn new(config: PmuConfig) -> Result<Self, ConfigError> {
+        Self::with_events(config, ())
+    }
+}
+
+impl<V: Events> Pmu<V> {
+    /// Makes a PMU as [`new`](Pmu::new) does, and reports to `events` what happens.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a capability of Intel's that cannot be.
+    pub fn with_events(config: PmuConfig, events: V) -> Result<Self, ConfigError> {
+        if let Capability::Intel(capability) = &config.capability {
+            capability.check()?;
+        }
+        let registers = Registers::power_on(config.capability);
         let counters = Counters::new(&registers, config.filter, config.policy, events);
         let mut pmu = Self {
             registers,
             counters,
         };
         pmu.adopt_all();
-        pmu
+        Ok(pmu)
     }
 
     /// Performs RDMSR of `address`. The caller has made sure that the guest is at CPL 0.
@@ -55,8 +78,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         }
     }
 
-    /// Performs a read of `msr`.
-    pub fn read<H: CounterHost<CounterConfig>>(&mut self, msr: R::Msr, host: &mut H) -> Outcome {
+    fn read<H: CounterHost<CounterConfig>>(&mut self, msr: Msr, host: &mut H) -> Outcome {
         self.begin_access(host);
         let value = self.registers.read(msr).map(|source| match source {
             Source::Register(value) => value,
@@ -76,10 +98,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         }
     }
 
-    /// Performs a write of `msr`.
-    pub fn write<H: CounterHost<CounterConfig>>(
+    fn write<H: CounterHost<CounterConfig>>(
         &mut self,
-        msr: R::Msr,
+        msr: Msr,
         value: u64,
         host: &mut H,
     ) -> Outcome {
@@ -140,11 +161,6 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     #[must_use = "the PMI is gone unless the caller delivers it"]
     pub const fn take_pmi(&mut self) -> bool {
         self.counters.global.take_pmi()
-    }
-
-    /// The registers, for what a vendor's own PMU returns to its embedder.
-    pub(super) const fn registers(&self) -> &R {
-        &self.registers
     }
 
     /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.

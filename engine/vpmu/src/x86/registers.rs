@@ -1,4 +1,4 @@
-//! What a vendor's registers answer the [`Pmu`](super::Pmu) that owns them.
+//! The registers of a PMU of either vendor, and what they answer the [`Pmu`](super::Pmu) that owns them.
 //!
 //! # Why they only answer
 //!
@@ -8,35 +8,12 @@
 //! them.
 
 use super::status::Freeze;
-use super::{CounterConfig, EventFilter, EventKind, RestoreError, lbr, pebs};
-use crate::counter::{Counter, CounterSet, Lost, Policy, Slots};
-
-/// What a [`Pmu`](super::Pmu) is made of. `C` is the vendor's capability.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PmuConfig<C> {
-    /// What the guest finds.
-    pub capability: C,
-    /// Which events the guest may count.
-    pub filter: EventFilter,
-    /// When the host is asked for what.
-    pub policy: Policy,
-}
-
-impl<C> PmuConfig<C> {
-    /// Returns this capability with every event allowed and the cheapest policy.
-    pub const fn new(capability: C) -> Self {
-        Self {
-            capability,
-            // As KVM without a filter: an embedder that filters nothing need not know of filters.
-            filter: EventFilter::deny_listed(),
-            policy: Policy::ReusePaused,
-        }
-    }
-}
+use super::{Capability, CounterConfig, EventKind, PmuState, RestoreError, amd, intel, lbr, pebs};
+use crate::counter::{Counter, CounterSet, Lost, Slots};
 
 /// What the registers have one counter do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Control {
+pub(super) struct Control {
     pub(super) event: CounterConfig,
     /// Enabled by its own register.
     pub(super) on: bool,
@@ -94,7 +71,7 @@ impl Control {
 
 /// Where the value of a register that is read comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub(super) enum Source {
     /// The register as it was written, or a constant.
     Register(u64),
     /// The value of this counter, which exists.
@@ -108,7 +85,7 @@ pub enum Source {
 /// What the write of a register does to the counters. The register has its new value already; counts that the host
 /// holds are still to be taken as the old value wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub(super) enum Effect {
     /// Nothing: no counter is concerned.
     Nothing,
     /// The [`Control`] of these counters may have changed.
@@ -133,7 +110,7 @@ pub enum Effect {
 
 /// What a guest can see of the counters beside its registers, as [`Registers`] save and restore it.
 #[derive(Clone, Debug, Default)]
-pub struct Counted {
+pub(super) struct Counted {
     /// The counters' values.
     pub(super) values: Slots<u64>,
     /// Counters that the global control register lets count.
@@ -146,83 +123,178 @@ pub struct Counted {
     pub(super) pmi_due: bool,
 }
 
-/// A vendor's registers: what a guest has written, and nothing that counting changes.
-pub trait Registers: Clone {
-    /// What the guest finds.
-    type Capability: Copy;
+/// The registers of either vendor: what a guest has written, and nothing that counting changes.
+#[derive(Clone, Debug)]
+pub(super) enum Registers {
+    Intel(intel::Registers),
+    Amd(amd::Registers),
+}
 
-    /// An MSR of such a PMU, whether or not the capability has it.
-    type Msr: Copy;
+/// An MSR of a PMU of either vendor, whether or not the capability has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Msr {
+    Intel(intel::Msr),
+    Amd(amd::Msr),
+}
 
-    /// The registers and the counters as one plain value.
-    type State;
+/// The same answer, whosever registers they are.
+macro_rules! each {
+    ($any:expr, $registers:ident => $answer:expr) => {
+        match $any {
+            Registers::Intel($registers) => $answer,
+            Registers::Amd($registers) => $answer,
+        }
+    };
+}
+
+impl Registers {
+    /// Returns the registers as they are after power-on reset.
+    pub(super) fn power_on(capability: Capability) -> Self {
+        match capability {
+            Capability::Intel(capability) => Self::Intel(intel::Registers::power_on(capability)),
+            Capability::Amd(capability) => Self::Amd(amd::Registers::power_on(capability)),
+        }
+    }
+
+    /// Goes back to power-on reset.
+    pub(super) fn reset(&mut self) {
+        *self = Self::power_on(self.capability());
+    }
+
+    /// Returns what the guest is offered.
+    pub(super) fn capability(&self) -> Capability {
+        each!(self, registers => registers.capability.into())
+    }
 
     /// Returns the MSR at `address`; `None`: that is none of a PMU's.
     // Before any capability is asked: #GP is for an MSR that the guest lacks, `NotHandled` for all others.
-    fn decode(&self, address: u32) -> Option<Self::Msr>;
-
-    /// Returns the registers as they are after power-on reset.
-    fn power_on(capability: Self::Capability) -> Self;
-
-    /// Goes back to power-on reset.
-    fn reset(&mut self);
-
-    /// Returns what the guest is offered.
-    fn capability(&self) -> Self::Capability;
+    pub(super) fn decode(&self, address: u32) -> Option<Msr> {
+        match self {
+            // A guest must not find the other vendor's registers, which have addresses of their own.
+            Self::Intel(_) => intel::Msr::decode(address).map(Msr::Intel),
+            Self::Amd(_) => amd::Msr::decode(address).map(Msr::Amd),
+        }
+    }
 
     /// Says what a read of `msr` shows. `None`: #GP.
-    fn read(&self, msr: Self::Msr) -> Option<Source>;
+    pub(super) fn read(&self, msr: Msr) -> Option<Source> {
+        match (self, msr) {
+            (Self::Intel(registers), Msr::Intel(msr)) => registers.read(msr),
+            (Self::Amd(registers), Msr::Amd(msr)) => registers.read(msr),
+            // `decode` makes none of these.
+            (Self::Intel(_), Msr::Amd(_)) | (Self::Amd(_), Msr::Intel(_)) => None,
+        }
+    }
 
     /// Keeps `value`, and says what the write does to the counters. `None`: #GP, and nothing has changed.
-    fn write(&mut self, msr: Self::Msr, value: u64) -> Option<Effect>;
+    pub(super) fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
+        match (self, msr) {
+            (Self::Intel(registers), Msr::Intel(msr)) => registers.write(msr, value),
+            (Self::Amd(registers), Msr::Amd(msr)) => registers.write(msr, value),
+            (Self::Intel(_), Msr::Amd(_)) | (Self::Amd(_), Msr::Intel(_)) => None,
+        }
+    }
 
     /// Returns the counter that RDPMC reads with this ECX, if it exists.
-    fn indexed(&self, ecx: u32) -> Option<Counter>;
+    pub(super) fn indexed(&self, ecx: u32) -> Option<Counter> {
+        each!(self, registers => registers.indexed(ecx))
+    }
 
     /// Returns every counter there is.
-    fn counters(&self) -> CounterSet;
+    pub(super) fn counters(&self) -> CounterSet {
+        each!(self, registers => registers.capability.counters())
+    }
 
     /// Returns `counters` as the global registers show them.
-    fn global_bits(&self, counters: CounterSet) -> u64;
+    pub(super) fn global_bits(&self, counters: CounterSet) -> u64 {
+        match self {
+            Self::Intel(_) => intel::to_global(counters),
+            Self::Amd(_) => counters.bits().into(),
+        }
+    }
 
     /// Returns what the global control register lets count after power-on reset.
-    fn gate_at_reset(&self) -> CounterSet;
+    pub(super) fn gate_at_reset(&self) -> CounterSet {
+        match self {
+            // General counters are enabled globally (SDM vol. 3A, table 10-1).
+            Self::Intel(registers) => CounterSet::first(registers.capability.general),
+            // Every counter: so it is, too, where no register says so.
+            Self::Amd(registers) => registers.capability.counters(),
+        }
+    }
 
     /// Returns what the registers have counter `n` do.
-    fn control(&self, n: Counter) -> Control;
+    pub(super) fn control(&self, n: Counter) -> Control {
+        each!(self, registers => registers.control(n))
+    }
 
     /// Returns everything as one plain value.
-    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self::State;
+    pub(super) fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+        match self {
+            Self::Intel(registers) => PmuState::Intel(registers.save(counted, lbr)),
+            Self::Amd(registers) => PmuState::Amd(registers.save(counted, lbr)),
+        }
+    }
 
     /// Refuses a state that this capability cannot have come to.
-    fn check(&self, state: &Self::State) -> Result<(), RestoreError>;
+    pub(super) fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        match (self, state) {
+            (Self::Intel(registers), PmuState::Intel(state)) => registers.check(state),
+            (Self::Amd(registers), PmuState::Amd(state)) => registers.check(state),
+            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
+                Err(RestoreError::Vendor)
+            }
+        }
+    }
 
     /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
-    fn restore(&mut self, state: &Self::State, lbr: Option<&mut lbr::Unit>) -> Counted;
+    pub(super) fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
+        match (self, state) {
+            (Self::Intel(registers), PmuState::Intel(state)) => registers.restore(state, lbr),
+            (Self::Amd(registers), PmuState::Amd(state)) => registers.restore(state, lbr),
+            // `check` has refused it.
+            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
+                Counted::default()
+            }
+        }
+    }
 
     /// Returns whether the guest has a status register that shows which counters have overflowed.
     // AMD's older interfaces have none: there a write of the counter acknowledges.
-    fn has_status(&self) -> bool {
-        true
+    pub(super) fn has_status(&self) -> bool {
+        match self {
+            Self::Intel(_) => true,
+            Self::Amd(registers) => registers.capability.interface >= amd::Interface::V2,
+        }
     }
 
     /// Returns how the request of a PMI stops the counters; `None`: they go on.
-    fn freezing(&self) -> Option<Freeze> {
-        None
+    pub(super) fn freezing(&self) -> Option<Freeze> {
+        self.intel().and_then(intel::Registers::freezing)
     }
 
     /// Whether the request of a PMI stops the last branch records.
-    fn freezes_branches(&self) -> bool {
-        false
-    }
-
-    /// Returns last branch records as they are after power-on reset, where the guest has them.
-    fn lbr(&self) -> Option<lbr::Unit> {
-        None
+    pub(super) fn freezes_branches(&self) -> bool {
+        self.intel().is_some_and(intel::Registers::freezes_branches)
     }
 
     /// Returns the registers of PEBS, where the guest has it.
-    fn pebs(&self) -> Option<pebs::Registers> {
-        None
+    pub(super) fn pebs(&self) -> Option<pebs::Registers> {
+        self.intel()?.pebs
+    }
+
+    fn intel(&self) -> Option<&intel::Registers> {
+        match self {
+            Self::Intel(registers) => Some(registers),
+            Self::Amd(_) => None,
+        }
+    }
+
+    /// Returns last branch records as they are after power-on reset, where the guest has them.
+    pub(super) fn lbr(&self) -> Option<lbr::Unit> {
+        match self {
+            Self::Intel(registers) => registers.capability.lbr.map(lbr::Unit::intel),
+            Self::Amd(registers) => registers.capability.offered_lbr().map(lbr::Unit::amd),
+        }
     }
 }

@@ -3,8 +3,10 @@
 use crate::support::{CYCLES, END, Guest, Happening, INSTRUCTIONS, SAMPLE, nth};
 use vpmu::counter::{Counter, CounterState, Events, Lost, Policy, Report};
 use vpmu::x86::intel::Msr::*;
-use vpmu::x86::intel::{Capability, FIXED, Pmu, PmuConfig, Version, global_status};
-use vpmu::x86::{ArchEvent, CounterConfig, EventFilter, MaskedEvent, Outcome, Ring};
+use vpmu::x86::intel::{Capability, FIXED, Version, global_status};
+use vpmu::x86::{
+    ArchEvent, CounterConfig, EventFilter, MaskedEvent, Outcome, Pmu, PmuConfig, Ring,
+};
 
 #[test]
 fn a_counter_at_zero_overflows_after_all_of_its_width() {
@@ -314,12 +316,12 @@ fn a_host_that_shares_its_counter_is_found_out() {
     let mut pmu = Pmu::with_events(config, Watch(Vec::new())).expect("a possible PMU");
     let mut host = crate::support::FakeHost::<CounterConfig>::new(Policy::ReusePaused);
     assert_eq!(
-        pmu.write(PerfEvtSel(2), SAMPLE | CYCLES, &mut host),
+        pmu.wrmsr(PerfEvtSel(2).address(), SAMPLE | CYCLES, &mut host),
         Outcome::Done
     );
     host.multiplex(2);
     for _ in 0..2 {
-        let _ = pmu.read(Pmc(2), &mut host);
+        let _ = pmu.rdmsr(Pmc(2).address(), &mut host);
     }
     assert_eq!(pmu.events().0, [(2, Lost::Multiplexed)], "reported once");
     assert_eq!(pmu.statistics().part_time, 1);
@@ -331,7 +333,7 @@ fn a_host_that_shares_its_counter_is_found_out() {
     );
     // A counter that is configured anew gets a new chance, and a new host event.
     assert_eq!(
-        pmu.write(PerfEvtSel(2), SAMPLE | INSTRUCTIONS, &mut host),
+        pmu.wrmsr(PerfEvtSel(2).address(), SAMPLE | INSTRUCTIONS, &mut host),
         Outcome::Done
     );
     assert_eq!(pmu.counter_state(nth(2)), Some(CounterState::Counting));

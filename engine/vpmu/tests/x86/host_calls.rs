@@ -3,17 +3,17 @@
 use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, SAMPLE, nth, set};
 use vpmu::counter::{CounterSet, Policy, Report, Statistics};
 use vpmu::x86::intel::Msr::*;
-use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
-use vpmu::x86::{Outcome, Ring};
+use vpmu::x86::intel::{Capability, Msr, Version};
+use vpmu::x86::{Outcome, PmuConfig, Ring};
 
 #[test]
 fn a_guest_that_never_enables_a_counter_costs_no_call() {
     for policy in Policy::ALL {
         let mut guest = Guest::with_policy(policy);
         for msr in Msr::all() {
-            let _ = guest.pmu.read(msr, &mut guest.host);
+            let _ = guest.pmu.rdmsr(msr.address(), &mut guest.host);
             // Linux writes this while it searches for its PMU.
-            let _ = guest.pmu.write(msr, 0, &mut guest.host);
+            let _ = guest.pmu.wrmsr(msr.address(), 0, &mut guest.host);
         }
         guest.write(Pmc(0), 0xabcd);
         guest.pmu.put(&mut guest.host);

@@ -250,7 +250,7 @@ pub(crate) fn config() -> ProptestConfig {
 /// One guest, the host behind its PMU, and what happens.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    config: PmuConfig<AnyCapability>,
+    config: PmuConfig,
     atomic: bool,
     prompt: bool,
     repeats: bool,
@@ -269,7 +269,7 @@ pub(crate) fn session(
         |(capability, policy, [atomic, prompt, repeats], set_up, steps)| Session {
             config: PmuConfig {
                 policy,
-                ..PmuConfig::new(capability.into())
+                ..PmuConfig::new(capability)
             },
             atomic,
             prompt,
@@ -308,7 +308,7 @@ fn a_period_that_was_asked_for_late_is_not_counted_twice() {
         };
         let config = PmuConfig {
             policy,
-            ..PmuConfig::new(capability.into())
+            ..PmuConfig::new(capability)
         };
         let mut pair = Pair::<Reference>::new(config, false, true, true);
         let writes = [

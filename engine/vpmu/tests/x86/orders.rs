@@ -6,8 +6,8 @@ use std::mem::take;
 use crate::reference::{Numbers, Reference};
 use crate::support::{END, Guest, Happening, INSTRUCTIONS, SAMPLE};
 use vpmu::counter::{Policy, Report};
-use vpmu::x86::intel::{Capability, PmuConfig, Version};
-use vpmu::x86::{Outcome, Ring};
+use vpmu::x86::intel::{Capability, Version};
+use vpmu::x86::{Outcome, PmuConfig, Ring};
 
 const PERFEVTSEL0: u32 = 0x186;
 const A_PMC0: u32 = 0x4c1;

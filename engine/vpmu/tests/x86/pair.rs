@@ -20,9 +20,7 @@ use crate::guest::FakeGuest;
 use crate::pebs_reference::Pebs;
 use crate::support::{Call, FakeHost, Happening, nth};
 use vpmu::counter::{Counter, CounterSet, CounterState, Lost, Report};
-use vpmu::x86::{
-    AnyPmu, ArchEvent, Capability, CounterConfig, EventFilter, Outcome, PmuConfig, Ring,
-};
+use vpmu::x86::{ArchEvent, Capability, CounterConfig, EventFilter, Outcome, Pmu, PmuConfig, Ring};
 
 /// A vendor's PMU as naive as its manual's text. It numbers counters as the engine does.
 pub(crate) trait Reference: Clone {
@@ -94,14 +92,14 @@ pub(crate) enum Step {
 /// The engine and its host.
 #[derive(Clone)]
 struct Guest {
-    pmu: AnyPmu,
+    pmu: Pmu,
     host: FakeHost<CounterConfig>,
 }
 
 impl Guest {
-    fn new(config: &PmuConfig<Capability>) -> Self {
+    fn new(config: &PmuConfig) -> Self {
         Self {
-            pmu: AnyPmu::new(config.clone()).expect("a possible configuration"),
+            pmu: Pmu::new(config.clone()).expect("a possible configuration"),
             host: FakeHost::new(config.policy),
         }
     }
@@ -124,7 +122,7 @@ impl Guest {
 
 /// The engine and the reference, side by side.
 pub(crate) struct Pair<R> {
-    config: PmuConfig<Capability>,
+    config: PmuConfig,
     guest: Guest,
     reference: R,
     loaded: bool,
@@ -133,12 +131,7 @@ pub(crate) struct Pair<R> {
 impl<R: Reference> Pair<R> {
     /// Creates the pair. With `atomic`, the host pauses and reads in one operation; with `repeats`, its reports go on.
     /// With `prompt`, its reports arrive before every step.
-    pub(crate) fn new(
-        config: PmuConfig<Capability>,
-        atomic: bool,
-        prompt: bool,
-        repeats: bool,
-    ) -> Self {
+    pub(crate) fn new(config: PmuConfig, atomic: bool, prompt: bool, repeats: bool) -> Self {
         let mut guest = Guest::new(&config);
         guest.host.atomic = atomic;
         guest.host.prompt = prompt;

@@ -4,8 +4,8 @@
 use crate::support::Guest;
 use vpmu::x86::Outcome::{Done, GeneralProtection, NotHandled, Value};
 use vpmu::x86::intel::Version::{V2, V3, V4, V5};
-use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
-use vpmu::x86::{Ring, pebs};
+use vpmu::x86::intel::{Capability, Msr, Version};
+use vpmu::x86::{PmuConfig, Ring, pebs};
 
 /// The register at one address.
 struct Row {
@@ -252,9 +252,11 @@ fn what_the_capability_leaves_out_is_not_there() {
     let mut guest = Guest::with(PmuConfig::new(more));
     assert_eq!(guest.read(Msr::PerfCapabilities), 1 << 12 | 1 << 13);
     guest.write(Msr::DebugCtl, 1 << 14 | 1 << 12 | 1 << 1);
-    assert_eq!(guest.pmu.debugctl(), 0x5002);
+    assert_eq!(guest.read(Msr::DebugCtl), 0x5002);
     for refused in [1 << 0, 1 << 11, 1 << 13, 1 << 15, 1 << 63] {
-        let written = guest.pmu.write(Msr::DebugCtl, refused, &mut guest.host);
+        let written = guest
+            .pmu
+            .wrmsr(Msr::DebugCtl.address(), refused, &mut guest.host);
         assert_eq!(written, GeneralProtection, "{refused:#x}");
     }
 }

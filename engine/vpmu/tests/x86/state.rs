@@ -2,9 +2,9 @@
 
 use crate::support::{END, Guest, INSTRUCTIONS};
 use vpmu::counter::Policy;
-use vpmu::x86::RestoreError;
 use vpmu::x86::intel::Msr::*;
-use vpmu::x86::intel::{Capability, PmuConfig, PmuState, Version};
+use vpmu::x86::intel::{Capability, PmuState, Version};
+use vpmu::x86::{PmuConfig, RestoreError};
 
 fn sampling(policy: Policy) -> Guest {
     let mut guest = Guest::with_policy(policy);
@@ -23,20 +23,16 @@ fn a_sampling_run_goes_on_in_another_process() {
     ] {
         let mut first = sampling(from);
         first.execute(400);
-        let state = first.pmu.save(&mut first.host);
+        let state = first.save();
         assert_eq!(state.pmc[0], END - 600);
         assert_eq!(state.fixed_ctr[0], 477);
         first.execute(1);
-        assert_ne!(
-            first.pmu.save(&mut first.host),
-            state,
-            "saving stops nothing"
-        );
+        assert_ne!(first.save(), state, "saving stops nothing");
 
         let mut second = Guest::with_policy(to);
-        let restored = second.pmu.restore(&state, &mut second.host);
+        let restored = second.restore(&state);
         assert_eq!(restored, Ok(()));
-        assert_eq!(second.pmu.save(&mut second.host), state);
+        assert_eq!(second.save(), state);
         second.execute(599);
         assert!(!second.interrupt());
         second.execute(1);
@@ -52,13 +48,10 @@ fn a_pending_interrupt_is_saved() {
         first.write(DebugCtl, frozen);
         first.execute(1000);
         // The report has not arrived, yet saving finds the overflow.
-        let state = first.pmu.save(&mut first.host);
+        let state = first.save();
         assert_eq!(state.global_status, 1);
         let mut second = Guest::new(Version::V2);
-        second
-            .pmu
-            .restore(&state, &mut second.host)
-            .expect("the same kind of PMU");
+        second.restore(&state).expect("the same kind of PMU");
         assert!(second.pmu.take_pmi());
         assert_eq!(second.host.running().is_empty(), frozen != 0);
     }
@@ -67,12 +60,12 @@ fn a_pending_interrupt_is_saved() {
 #[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let mut guest = sampling(Policy::ReusePaused);
-    let good = guest.pmu.save(&mut guest.host);
+    let good = guest.save();
     let mut refuse = |change: &dyn Fn(&mut PmuState)| {
         let mut state = good.clone();
         change(&mut state);
-        let refused = guest.pmu.restore(&state, &mut guest.host);
-        assert_eq!(guest.pmu.save(&mut guest.host), good, "as it was");
+        let refused = guest.restore(&state);
+        assert_eq!(guest.save(), good, "as it was");
         refused.expect_err("it does not fit")
     };
     assert_eq!(
@@ -140,11 +133,8 @@ fn version_4_keeps_its_freeze_bits() {
     let config = PmuConfig::new(Capability::new(Version::V4));
     let mut first = Guest::with(config.clone());
     first.write(GlobalStatusSet, 1 << 59 | 1 << 62 | 1 << 32);
-    let state = first.pmu.save(&mut first.host);
+    let state = first.save();
     let mut second = Guest::with(config);
-    second
-        .pmu
-        .restore(&state, &mut second.host)
-        .expect("the same kind of PMU");
+    second.restore(&state).expect("the same kind of PMU");
     assert_eq!(second.read(GlobalStatus), 1 << 59 | 1 << 62 | 1 << 32);
 }

@@ -9,9 +9,11 @@ mod happening;
 use std::num::NonZeroU64;
 
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots};
-use vpmu::x86::intel::{Capability, Msr, Pmu, PmuConfig, Version};
+use vpmu::x86::intel::{Capability, Msr, Version};
 use vpmu::x86::pebs::{Sample, TakenSamples};
-use vpmu::x86::{CounterConfig, Outcome, Ring, pebs};
+use vpmu::x86::{
+    CounterConfig, Outcome, Pmu, PmuConfig, PmuState, RestoreError, Ring, intel, pebs,
+};
 
 use crate::guest::FakeGuest;
 use crate::samples::Samples;
@@ -394,15 +396,27 @@ impl Guest {
     }
 
     pub(crate) fn read(&mut self, msr: Msr) -> u64 {
-        match self.pmu.read(msr, &mut self.host) {
+        match self.pmu.rdmsr(msr.address(), &mut self.host) {
             Outcome::Value(value) => value,
             other => panic!("read of {msr} ended {other:?}"),
         }
     }
 
     pub(crate) fn write(&mut self, msr: Msr, value: u64) {
-        let outcome = self.pmu.write(msr, value, &mut self.host);
+        let outcome = self.pmu.wrmsr(msr.address(), value, &mut self.host);
         assert_eq!(outcome, Outcome::Done, "write of {value:#x} to {msr}");
+    }
+
+    pub(crate) fn save(&mut self) -> intel::PmuState {
+        match self.pmu.save(&mut self.host) {
+            PmuState::Intel(state) => state,
+            PmuState::Amd(state) => panic!("saved {state:?}"),
+        }
+    }
+
+    pub(crate) fn restore(&mut self, state: &intel::PmuState) -> Result<(), RestoreError> {
+        self.pmu
+            .restore(&PmuState::Intel(state.clone()), &mut self.host)
     }
 
     /// Lets the guest do `what` `times` times at `ring`. Reports wait for

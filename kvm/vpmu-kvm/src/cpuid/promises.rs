@@ -165,7 +165,7 @@ pub(super) fn keep(function: u32, index: u32, answer: &mut CpuidLeaf, capability
 #[cfg(test)]
 mod tests {
     use vpmu::x86::intel::Version;
-    use vpmu::x86::{AnyPmu, Outcome, PmuConfig};
+    use vpmu::x86::{Outcome, Pmu, PmuConfig};
     use vpmu_perf::PerfHost;
 
     use super::*;
@@ -189,7 +189,7 @@ mod tests {
 
     /// Returns whether the guest can use the registers of a promise: read the MSR, set the bits.
     fn works((msr, bits): (u32, u64), capability: &Capability) -> bool {
-        let mut pmu = AnyPmu::new(PmuConfig::new(*capability)).unwrap();
+        let mut pmu = Pmu::new(PmuConfig::new(*capability)).unwrap();
         let mut host = None::<PerfHost>;
         let read = matches!(pmu.rdmsr(msr, &mut host), Outcome::Value(_));
         let mut bits = (0..64).map(|n| bits & 1 << n).filter(|&bit| bit != 0);

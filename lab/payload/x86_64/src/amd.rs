@@ -104,8 +104,8 @@ mod tests {
     use std::num::NonZeroU64;
 
     use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
-    use vpmu::x86::amd::{self, Interface, Pmu, PmuConfig};
-    use vpmu::x86::{CounterConfig, Outcome};
+    use vpmu::x86::amd::{self, Interface};
+    use vpmu::x86::{CounterConfig, Outcome, Pmu, PmuConfig};
 
     struct NoHost;
 
@@ -133,7 +133,7 @@ mod tests {
             let leaf = engine.leaf_8000_0022();
             let capability = Capability::new(engine.leaf_8000_0001_ecx(), [leaf.eax, leaf.ebx]);
             assert_eq!(capability.counters, u32::from(engine.count()));
-            let mut pmu = Pmu::new(PmuConfig::new(engine));
+            let mut pmu = Pmu::new(PmuConfig::new(engine)).unwrap();
             for row in rows(capability) {
                 let (address, want) = match row {
                     Ok(row) => (row.address, Outcome::Value(row.reset)),

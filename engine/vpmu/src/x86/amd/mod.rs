@@ -28,14 +28,13 @@
 
 mod capability;
 mod msr;
-mod pmu;
 mod registers;
 mod state;
 
 pub use capability::{Capability, Interface};
 pub use msr::Msr;
-pub use pmu::{Pmu, PmuConfig};
-pub use registers::{Registers, perf_ctl};
+pub(super) use registers::Registers;
+pub use registers::perf_ctl;
 pub use state::PmuState;
 
 /// No PMU here has more counters.

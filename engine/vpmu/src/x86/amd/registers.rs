@@ -5,7 +5,7 @@
 
 use super::{Capability, Interface, MAX_COUNTERS, Msr, PmuState};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
-use crate::x86::registers::{self, Control, Counted, Effect, Source};
+use crate::x86::registers::{Control, Counted, Effect, Source};
 use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr};
 
@@ -28,8 +28,8 @@ const COUNTER: u64 = (1 << 48) - 1;
 
 /// The registers that are AMD's.
 #[derive(Clone, Debug)]
-pub struct Registers {
-    capability: Capability,
+pub(in crate::x86) struct Registers {
+    pub(in crate::x86) capability: Capability,
     /// PERF_CTL.
     selects: Slots<RawPerfEvtSel>,
 }
@@ -62,34 +62,15 @@ impl Registers {
         };
         (self.capability.interface >= since).then_some(())
     }
-}
 
-impl registers::Registers for Registers {
-    type Capability = Capability;
-    type Msr = Msr;
-    type State = PmuState;
-
-    fn decode(&self, address: u32) -> Option<Msr> {
-        Msr::decode(address)
-    }
-
-    /// Everything is zero but the [gate](Self::gate_at_reset).
-    fn power_on(capability: Capability) -> Self {
+    pub(in crate::x86) fn power_on(capability: Capability) -> Self {
         Self {
             selects: Slots::default(),
             capability,
         }
     }
 
-    fn reset(&mut self) {
-        *self = Self::power_on(self.capability);
-    }
-
-    fn capability(&self) -> Capability {
-        self.capability
-    }
-
-    fn read(&self, msr: Msr) -> Option<Source> {
+    pub(in crate::x86) fn read(&self, msr: Msr) -> Option<Source> {
         self.check_interface(msr)?;
         Some(match msr {
             Msr::LegacyCtl(n) | Msr::Ctl(n) => Source::Register(self.selects[self.existing(n)?].0),
@@ -100,7 +81,7 @@ impl registers::Registers for Registers {
         })
     }
 
-    fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
+    pub(in crate::x86) fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
         self.check_interface(msr)?;
         // Bits of counters that do not exist are ignored, as all reserved bits.
         let counters = CounterSet::from_bits(value as u32) & self.capability.counters();
@@ -121,24 +102,11 @@ impl registers::Registers for Registers {
         })
     }
 
-    fn indexed(&self, ecx: u32) -> Option<Counter> {
+    pub(in crate::x86) fn indexed(&self, ecx: u32) -> Option<Counter> {
         u8::try_from(ecx).ok().and_then(|n| self.existing(n))
     }
 
-    fn counters(&self) -> CounterSet {
-        self.capability.counters()
-    }
-
-    fn global_bits(&self, counters: CounterSet) -> u64 {
-        counters.bits().into()
-    }
-
-    /// Every counter: so it is, too, where no register says so.
-    fn gate_at_reset(&self) -> CounterSet {
-        self.capability.counters()
-    }
-
-    fn control(&self, n: Counter) -> Control {
+    pub(in crate::x86) fn control(&self, n: Counter) -> Control {
         let raw = self.selects[n];
         let (select, umask) = (select(raw), raw.umask());
         let mut event = raw.counts(EventKind::Amd { select, umask });
@@ -165,7 +133,7 @@ impl registers::Registers for Registers {
         }
     }
 
-    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
         let interface = self.capability.interface;
         // What a guest cannot read is zero, so that equal guests have equal states. The engine's own note of who has
         // overflowed goes with it, which costs the next owner of the state a call and no count.
@@ -193,7 +161,7 @@ impl registers::Registers for Registers {
         state
     }
 
-    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+    pub(in crate::x86) fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
         layout_fits(state.layout, PmuState::LAYOUT)?;
         if state.interface != self.capability.interface {
             return Err(RestoreError::Interface {
@@ -222,7 +190,11 @@ impl registers::Registers for Registers {
         lbr_fits(state.lbr.as_ref(), lbr.as_ref(), lbr::amd::State::check)
     }
 
-    fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
+    pub(in crate::x86) fn restore(
+        &mut self,
+        state: &PmuState,
+        lbr: Option<&mut lbr::Unit>,
+    ) -> Counted {
         let mut counted = Counted {
             pmi_due: state.pmi_due,
             // Interfaces without the register let every counter count.
@@ -242,13 +214,5 @@ impl registers::Registers for Registers {
             unit.restore_amd(state);
         }
         counted
-    }
-
-    fn lbr(&self) -> Option<lbr::Unit> {
-        self.capability.offered_lbr().map(lbr::Unit::amd)
-    }
-
-    fn has_status(&self) -> bool {
-        self.capability.interface >= Interface::V2
     }
 }

@@ -11,7 +11,7 @@
 //! reserved, what CPUID says.
 //!
 //! Linux's handler for one sample touches six MSRs and executes one RDPMC, and each of these leaves the guest. The
-//! engine cannot change what the exits cost, only what the host does because of them. [`Pmu`] therefore tells
+//! engine cannot change what the exits cost, only what the host does because of them. [`Pmu`](crate::x86::Pmu) therefore tells
 //! [`HostEvents`](crate::counter::HostEvents) only what really changed, and [`HostEvents`](crate::counter::HostEvents)
 //! decides, under a [`Policy`](crate::counter::Policy), which calls are left to make.
 //!
@@ -19,7 +19,7 @@
 //!
 //! A PMI is an event, not a level (SDM 20.2.2): each overflow of a counter that asks for an interrupt requests one,
 //! whether or not IA32_PERF_GLOBAL_STATUS has its bit set already. The engine latches the request where it counts the
-//! overflow, under the controls that were in force while it was counted. [`Pmu::take_pmi`] takes it. The owner of the
+//! overflow, under the controls that were in force while it was counted. [`Pmu::take_pmi`](crate::x86::Pmu::take_pmi) takes it. The owner of the
 //! local APIC then delivers what LVTPC says, and sets LVTPC's mask bit with the delivery, as Intel's processors do
 //! (vol. 3A, 11.5.1). A PMI that finds LVTPC masked is lost, as on a processor. No write of a guest makes a PMI from an
 //! overflow bit that is left over.
@@ -35,9 +35,7 @@ mod config;
 mod cpuid;
 mod error;
 mod msr;
-mod pmu;
 mod registers;
-mod save;
 mod state;
 mod version;
 
@@ -48,7 +46,6 @@ pub use config::fixed_ctrl;
 pub use error::ConfigError;
 pub(super) use msr::to_global;
 pub use msr::{FIXED, MAX_FIXED, MAX_GENERAL, Msr, debugctl, global_status};
-pub use pmu::{Pmu, PmuConfig};
-pub use registers::Registers;
+pub(super) use registers::Registers;
 pub use state::PmuState;
 pub use version::Version;

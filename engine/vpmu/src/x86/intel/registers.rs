@@ -5,16 +5,16 @@
 //! ignored: the SDM replaces it by copies of bit 31 (20.2.8).
 
 use super::msr::{fixed_index, from_global};
-use super::{Capability, FIXED, Msr, PmuState, Reserved, Version, debugctl, fixed_ctrl, to_global};
+use super::{Capability, FIXED, Msr, Reserved, Version, debugctl, fixed_ctrl, to_global};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
-use crate::x86::registers::{self, Control, Counted, Effect, Source};
+use crate::x86::registers::{Control, Effect, Source};
 use crate::x86::status::Freeze;
-use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr, pebs};
+use crate::x86::{EventKind, RawPerfEvtSel, pebs};
 
 /// The registers that are Intel's.
 #[derive(Clone, Debug)]
-pub struct Registers {
-    pub(super) capability: Capability,
+pub(in crate::x86) struct Registers {
+    pub(in crate::x86) capability: Capability,
     /// What the capability says, once for all writes.
     reserved: Reserved,
     /// IA32_PERFEVTSELx.
@@ -23,20 +23,11 @@ pub struct Registers {
     pub(super) fixed_ctrl: u64,
     pub(super) debugctl: u64,
     /// There where the capability has PEBS.
-    pub(super) pebs: Option<pebs::Registers>,
+    pub(in crate::x86) pebs: Option<pebs::Registers>,
 }
 
-impl registers::Registers for Registers {
-    type Capability = Capability;
-    type Msr = Msr;
-    type State = PmuState;
-
-    fn decode(&self, address: u32) -> Option<Msr> {
-        Msr::decode(address)
-    }
-
-    /// Everything is zero but the [gate](Self::gate_at_reset).
-    fn power_on(capability: Capability) -> Self {
+impl Registers {
+    pub(in crate::x86) fn power_on(capability: Capability) -> Self {
         Self {
             capability,
             reserved: capability.reserved(),
@@ -47,15 +38,7 @@ impl registers::Registers for Registers {
         }
     }
 
-    fn reset(&mut self) {
-        *self = Self::power_on(self.capability);
-    }
-
-    fn capability(&self) -> Capability {
-        self.capability
-    }
-
-    fn read(&self, msr: Msr) -> Option<Source> {
+    pub(in crate::x86) fn read(&self, msr: Msr) -> Option<Source> {
         Some(Source::Register(match msr {
             Msr::Pmc(n) => return Some(Source::Counter(self.general(n)?)),
             Msr::FullWidthPmc(n) => return Some(Source::Counter(self.full_width(n)?)),
@@ -79,7 +62,7 @@ impl registers::Registers for Registers {
         }))
     }
 
-    fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
+    pub(in crate::x86) fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
         let capability = &self.capability;
         let reserved = self.reserved;
         let fits = |lacking: u64| (value & lacking == 0).then_some(());
@@ -148,7 +131,7 @@ impl registers::Registers for Registers {
         })
     }
 
-    fn indexed(&self, ecx: u32) -> Option<Counter> {
+    pub(in crate::x86) fn indexed(&self, ecx: u32) -> Option<Counter> {
         // The upper half chooses the kind of counter (SDM vol. 2B, RDPMC).
         match (ecx >> 16, u8::try_from(ecx & 0xffff)) {
             (0, Ok(n)) => self.general(n),
@@ -157,20 +140,7 @@ impl registers::Registers for Registers {
         }
     }
 
-    fn counters(&self) -> CounterSet {
-        self.capability.counters()
-    }
-
-    fn global_bits(&self, counters: CounterSet) -> u64 {
-        to_global(counters)
-    }
-
-    /// General counters are enabled globally (SDM vol. 3A, table 10-1).
-    fn gate_at_reset(&self) -> CounterSet {
-        CounterSet::first(self.capability.general)
-    }
-
-    fn control(&self, n: Counter) -> Control {
+    pub(in crate::x86) fn control(&self, n: Counter) -> Control {
         let (event, on, interrupts, any_thread, adaptive) = match fixed_index(n) {
             Some(fixed) => {
                 let has = |bit| fixed_ctrl::field(self.fixed_ctrl, fixed) & bit != 0;
@@ -213,20 +183,8 @@ impl registers::Registers for Registers {
         }
     }
 
-    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
-        PmuState::save(self, counted, lbr)
-    }
-
-    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
-        state.check(&self.capability)
-    }
-
-    fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
-        state.restore(self, lbr)
-    }
-
     /// SDM 18.4.7.
-    fn freezing(&self) -> Option<Freeze> {
+    pub(in crate::x86) fn freezing(&self) -> Option<Freeze> {
         let style = match self.capability.version {
             Version::V2 | Version::V3 => Freeze::Gate,
             Version::V4 | Version::V5 => Freeze::Status,
@@ -234,20 +192,10 @@ impl registers::Registers for Registers {
         (self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0).then_some(style)
     }
 
-    fn freezes_branches(&self) -> bool {
+    pub(in crate::x86) fn freezes_branches(&self) -> bool {
         self.debugctl & debugctl::FREEZE_LBRS_ON_PMI != 0
     }
 
-    fn lbr(&self) -> Option<lbr::Unit> {
-        self.capability.lbr.map(lbr::Unit::intel)
-    }
-
-    fn pebs(&self) -> Option<pebs::Registers> {
-        self.pebs
-    }
-}
-
-impl Registers {
     /// Returns the number of general counter `n`, if it exists.
     fn general(&self, n: u8) -> Option<Counter> {
         Counter::new(n).filter(|_| n < self.capability.general)
@@ -281,10 +229,9 @@ impl Registers {
     /// Returns IA32_PERF_GLOBAL_INUSE: counters with an event select or an enable field that is not
     /// zero, and bit 63 if a counter asks for an interrupt or for records (SDM 20.2.4.3).
     fn in_use(&self) -> u64 {
-        use registers::Registers as _;
         let mut used = CounterSet::EMPTY;
         let mut reported = false;
-        for n in self.counters() {
+        for n in self.capability.counters() {
             let is_used = match fixed_index(n) {
                 Some(fixed) => {
                     let field = fixed_ctrl::field(self.fixed_ctrl, fixed);

@@ -1,7 +1,13 @@
-//! A PMU's registers as one plain value, for migration, snapshots and tests.
+//! A PMU's registers as one plain value, for migration, snapshots and tests; how it is taken and put back.
 
-use super::{MAX_FIXED, MAX_GENERAL, Version};
-use crate::x86::lbr;
+use super::msr::from_global;
+use super::{
+    Capability, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, Registers, Version, to_global,
+};
+use crate::counter::Counter;
+use crate::x86::registers::Counted;
+use crate::x86::restore::{fits, layout_fits, lbr_fits};
+use crate::x86::{RestoreError, lbr, pebs};
 
 /// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs
 /// with equal states are the same to their guests.
@@ -50,4 +56,158 @@ impl PmuState {
     /// The layout this engine writes and reads.
     // Another number for each change of the fields: an older engine then refuses a state that it would misread.
     pub const LAYOUT: u16 = 4;
+}
+
+impl Registers {
+    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+        let capability = &self.capability;
+        let pebs = self.pebs.unwrap_or_default();
+        let mut state = PmuState {
+            layout: PmuState::LAYOUT,
+            version: capability.version,
+            general: (capability.general, capability.general_width),
+            fixed: (capability.fixed, capability.fixed_width),
+            perfevtsel: [0; 8],
+            pmc: [0; 8],
+            fixed_ctr: [0; 7],
+            fixed_ctr_ctrl: self.fixed_ctrl,
+            global_ctrl: to_global(counted.gate),
+            global_status: to_global(counted.overflowed) | counted.status,
+            debugctl: self.debugctl,
+            pmi_due: counted.pmi_due,
+            pebs_enable: pebs.enable,
+            pebs_data_cfg: pebs.data_cfg,
+            ds_area: pebs.ds_area,
+            lbr: lbr.and_then(lbr::Unit::save_intel),
+        };
+        for ((n, value), raw) in Counter::all()
+            .zip(&mut state.pmc)
+            .zip(&mut state.perfevtsel)
+        {
+            *value = counted.values[n];
+            *raw = self.selects[n].0;
+        }
+        for (n, value) in fixed().zip(&mut state.fixed_ctr) {
+            *value = counted.values[n];
+        }
+        state
+    }
+
+    pub(in crate::x86) fn restore(
+        &mut self,
+        state: &PmuState,
+        lbr: Option<&mut lbr::Unit>,
+    ) -> Counted {
+        let mut counted = Counted {
+            gate: from_global(state.global_ctrl),
+            // One register, two fields: the bits that are no counter's freeze, or show the PEBS buffer's state.
+            overflowed: from_global(state.global_status),
+            status: state.global_status & self.capability.status_bits(),
+            pmi_due: state.pmi_due,
+            ..Counted::default()
+        };
+        for ((n, &value), &raw) in Counter::all().zip(&state.pmc).zip(&state.perfevtsel) {
+            counted.values[n] = value;
+            self.selects[n] = RawPerfEvtSel(raw);
+        }
+        for (n, &value) in fixed().zip(&state.fixed_ctr) {
+            counted.values[n] = value;
+        }
+        self.fixed_ctrl = state.fixed_ctr_ctrl;
+        self.debugctl = state.debugctl;
+        if let Some(pebs) = &mut self.pebs {
+            *pebs = pebs::Registers {
+                enable: state.pebs_enable,
+                data_cfg: state.pebs_data_cfg,
+                ds_area: state.ds_area,
+            };
+        }
+        if let (Some(unit), Some(state)) = (lbr, &state.lbr) {
+            unit.restore_intel(state);
+        }
+        counted
+    }
+
+    /// Refuses a state of another layout, version or set of counters, or with bits set that do not exist.
+    pub(in crate::x86) fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        let capability = &self.capability;
+        layout_fits(state.layout, PmuState::LAYOUT)?;
+        if state.version != capability.version {
+            return Err(RestoreError::Version {
+                saved: state.version,
+                offered: capability.version,
+            });
+        }
+        let offered = (capability.general, capability.general_width);
+        if state.general != offered {
+            return Err(RestoreError::General {
+                saved: state.general,
+                offered,
+            });
+        }
+        let offered = (capability.fixed, capability.fixed_width);
+        if state.fixed != offered {
+            return Err(RestoreError::Fixed {
+                saved: state.fixed,
+                offered,
+            });
+        }
+        let reserved = capability.reserved();
+        // Each bit of a counter that does not exist is reserved.
+        let exists = |n, reserved| {
+            if capability.counters().contains(n) {
+                reserved
+            } else {
+                u64::MAX
+            }
+        };
+        for ((n, &value), &raw) in Counter::all().zip(&state.pmc).zip(&state.perfevtsel) {
+            let types = exists(n, reserved.perfevtsel);
+            fits("IA32_PERFEVTSELx", raw, types)?;
+            let values = exists(n, !capability.counter_mask(n));
+            fits("IA32_PMCx", value, values)?;
+        }
+        for (n, &value) in fixed().zip(&state.fixed_ctr) {
+            let values = exists(n, !capability.counter_mask(n));
+            fits("IA32_FIXED_CTRx", value, values)?;
+        }
+        fits(
+            "IA32_FIXED_CTR_CTRL",
+            state.fixed_ctr_ctrl,
+            reserved.fixed_ctrl,
+        )?;
+        fits(
+            "IA32_PERF_GLOBAL_CTRL",
+            state.global_ctrl,
+            reserved.global_ctrl,
+        )?;
+        let status = !(capability.status_bits() | to_global(capability.counters()));
+        fits("IA32_PERF_GLOBAL_STATUS", state.global_status, status)?;
+        fits("IA32_DEBUGCTL", state.debugctl, reserved.debugctl)?;
+        let lbr = capability.lbr.as_ref();
+        lbr_fits(state.lbr.as_ref(), lbr, lbr::intel::State::check)?;
+        check_pebs(capability, state)
+    }
+}
+
+fn check_pebs(capability: &Capability, state: &PmuState) -> Result<(), RestoreError> {
+    let (enable, groups, is_linear) = match capability.pebs {
+        Some(pebs) => (
+            capability.reserved().global_ctrl,
+            pebs.data_cfg_reserved(),
+            pebs.is_linear(state.ds_area),
+        ),
+        // Without PEBS the three MSRs do not exist, so all their bits are reserved.
+        None => (u64::MAX, u64::MAX, state.ds_area == 0),
+    };
+    fits("IA32_PEBS_ENABLE", state.pebs_enable, enable)?;
+    fits("MSR_PEBS_DATA_CFG", state.pebs_data_cfg, groups)?;
+    // Whether an address is canonical is no matter of single bits, so no mask of reserved ones says it.
+    let area = if is_linear { 0 } else { u64::MAX };
+    fits("IA32_DS_AREA", state.ds_area, area)
+}
+
+/// Returns the fixed counters, and what is behind them.
+fn fixed() -> impl Iterator<Item = Counter> {
+    Counter::all().skip(FIXED.into())
 }

@@ -16,7 +16,7 @@ enum Registers {
 
 /// The last branch records of one PMU.
 #[derive(Clone, Debug)]
-pub struct Unit {
+pub(crate) struct Unit {
     registers: Registers,
     stack: Stack,
     /// How many branches the run has recorded; `None`: the guest is not followed.

@@ -48,7 +48,7 @@ impl Default for Capability {
 
 /// What the guest has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Registers {
+pub(crate) struct Registers {
     /// IA32_PEBS_ENABLE.
     pub(in crate::x86) enable: u64,
     /// IA32_DS_AREA.

@@ -1,10 +1,10 @@
 //! The last branch records of a PMU: who hands branches over, and which PMI waits for them.
 
-use super::{Pmu, Registers};
+use super::Pmu;
 use crate::counter::{CounterHost, Events, Model};
 use crate::x86::{CounterConfig, Outcome, lbr};
 
-impl<R: Registers, V: Events> Pmu<R, V> {
+impl<V: Events> Pmu<V> {
     /// Returns which branches the guest wants recorded now; `None`: it has no [last branch records](lbr), they are
     /// disabled, or they are frozen. For an embedder that sees every branch, and need not decode unwanted ones.
     pub fn branch_filter(&self) -> Option<lbr::Filter> {

@@ -1,10 +1,12 @@
 //! What happens to a PMU beside the accesses of its guest: its vCPU runs and stops, is reset, saved and restored.
 
-use super::{Pmu, Registers};
+use super::Pmu;
 use crate::counter::{Counter, CounterHost, CounterState, Events, Model, Report, Statistics};
-use crate::x86::{ArchEvent, CounterConfig, EventFilter, RestoreError, Ring, pebs};
+use crate::x86::{
+    ArchEvent, Capability, CounterConfig, EventFilter, PmuState, RestoreError, Ring, pebs,
+};
 
-impl<R: Registers, V: Events> Pmu<R, V> {
+impl<V: Events> Pmu<V> {
     /// Takes the host's report that `counter` has counted as far as was asked. Returns whether a PMI
     /// [is due](Self::pmi_due).
     ///
@@ -119,7 +121,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Returns all that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
     ///
     /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
-    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> R::State {
+    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
         self.begin_access(host);
         self.counters.settle(self.counters.unsettled(), host);
         self.end_access(host);
@@ -137,7 +139,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// This PMU is then as it was.
     pub fn restore<H: CounterHost<CounterConfig>>(
         &mut self,
-        state: &R::State,
+        state: &PmuState,
         host: &mut H,
     ) -> Result<(), RestoreError> {
         // Before anything changes, so that a refused state leaves the PMU as it was.
@@ -152,7 +154,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     }
 
     /// Returns what the guest is offered.
-    pub fn capability(&self) -> R::Capability {
+    pub fn capability(&self) -> Capability {
         self.registers.capability()
     }
 

@@ -2,8 +2,11 @@
 
 use crate::support::{Call, END, FakeHost, Happening, SAMPLE, nth, set};
 use vpmu::counter::{CounterState, Lost, Policy, Report, Statistics};
-use vpmu::x86::amd::{Capability, Interface, Msr, Pmu, PmuConfig};
-use vpmu::x86::{ArchEvent, CounterConfig, EventFilter, EventKind, MaskedEvent, Outcome, Ring};
+use vpmu::x86::amd::{self, Capability, Interface, Msr};
+use vpmu::x86::{
+    ArchEvent, CounterConfig, EventFilter, EventKind, MaskedEvent, Outcome, Pmu, PmuConfig,
+    PmuState, RestoreError, Ring,
+};
 
 const CYCLES: u64 = 0x76;
 const INSTRUCTIONS: u64 = 0xc0;
@@ -24,7 +27,7 @@ impl Guest {
 
     pub(super) fn with(config: PmuConfig) -> Self {
         let host = FakeHost::new(config.policy);
-        let pmu = Pmu::new(config);
+        let pmu = Pmu::new(config).expect("possible");
         Self { pmu, host }
     }
 
@@ -41,15 +44,27 @@ impl Guest {
     }
 
     pub(super) fn read(&mut self, msr: Msr) -> u64 {
-        match self.pmu.read(msr, &mut self.host) {
+        match self.pmu.rdmsr(msr.address(), &mut self.host) {
             Outcome::Value(value) => value,
             other => panic!("read of {msr} ended {other:?}"),
         }
     }
 
     pub(super) fn write(&mut self, msr: Msr, value: u64) {
-        let outcome = self.pmu.write(msr, value, &mut self.host);
+        let outcome = self.pmu.wrmsr(msr.address(), value, &mut self.host);
         assert_eq!(outcome, Outcome::Done, "write of {value:#x} to {msr}");
+    }
+
+    pub(super) fn save(&mut self) -> amd::PmuState {
+        match self.pmu.save(&mut self.host) {
+            PmuState::Amd(state) => state,
+            PmuState::Intel(state) => panic!("saved {state:?}"),
+        }
+    }
+
+    pub(super) fn restore(&mut self, state: &amd::PmuState) -> Result<(), RestoreError> {
+        self.pmu
+            .restore(&PmuState::Amd(state.clone()), &mut self.host)
     }
 
     pub(super) fn execute(&mut self, times: u64) {
@@ -229,8 +244,8 @@ fn a_guest_that_never_enables_a_counter_costs_no_call() {
             ..PmuConfig::new(Capability::new(Interface::V2))
         });
         for msr in Msr::all() {
-            let _ = guest.pmu.read(msr, &mut guest.host);
-            let _ = guest.pmu.write(msr, 0, &mut guest.host);
+            let _ = guest.pmu.rdmsr(msr.address(), &mut guest.host);
+            let _ = guest.pmu.wrmsr(msr.address(), 0, &mut guest.host);
         }
         guest.write(Msr::Ctr(0), 0xabcd);
         guest.pmu.put(&mut guest.host);

@@ -4,7 +4,7 @@ use super::behaviour::Guest;
 use crate::support::{END, SAMPLE};
 use vpmu::x86::amd::Interface::{Core, Legacy, V2};
 use vpmu::x86::amd::{Capability, Msr, PmuState};
-use vpmu::x86::{AnyPmu, RestoreError, intel};
+use vpmu::x86::{Pmu, PmuConfig, RestoreError, intel};
 
 fn sampling() -> Guest {
     let mut guest = Guest::new(V2);
@@ -18,13 +18,13 @@ fn sampling() -> Guest {
 fn a_sampling_run_goes_on_in_another_process() {
     let mut first = sampling();
     first.execute(400);
-    let state = first.pmu.save(&mut first.host);
+    let state = first.save();
     assert_eq!(state.perf_ctr[0], END - 600);
     assert_eq!((state.global_ctl, state.global_status), (0b11, 0));
 
     let mut second = Guest::new(V2);
-    assert_eq!(second.pmu.restore(&state, &mut second.host), Ok(()));
-    assert_eq!(second.pmu.save(&mut second.host), state);
+    assert_eq!(second.restore(&state), Ok(()));
+    assert_eq!(second.save(), state);
     second.execute(599);
     assert!(!second.take_pmi());
     second.execute(1);
@@ -36,20 +36,17 @@ fn a_pending_interrupt_is_saved() {
     let mut first = sampling();
     first.execute(1000);
     // The report has not arrived, yet saving finds the overflow.
-    let state = first.pmu.save(&mut first.host);
+    let state = first.save();
     assert_eq!(state.global_status, 1);
     let mut second = Guest::new(V2);
-    second
-        .pmu
-        .restore(&state, &mut second.host)
-        .expect("the same kind of PMU");
+    second.restore(&state).expect("the same kind of PMU");
     assert!(second.pmu.take_pmi());
 }
 
 #[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let mut guest = sampling();
-    let good = guest.pmu.save(&mut guest.host);
+    let good = guest.save();
     type Change = fn(&mut PmuState);
     let changes: [(&str, Change); 6] = [
         ("PERF_CTL", |state| state.perf_ctl[1] = 1 << 19),
@@ -64,33 +61,33 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     for (name, change) in changes {
         let mut state = good.clone();
         change(&mut state);
-        match guest.pmu.restore(&state, &mut guest.host) {
+        match guest.restore(&state) {
             Err(RestoreError::Reserved { register, .. }) => assert_eq!(register, name),
             Err(RestoreError::Layout { saved: 0, .. }) => assert_eq!(name, ""),
             other => panic!("{name}: {other:?}"),
         }
-        assert_eq!(guest.pmu.save(&mut guest.host), good, "as it was");
+        assert_eq!(guest.save(), good, "as it was");
     }
     for offered in [Legacy, Core] {
         let mut other = Guest::new(offered);
         let error = RestoreError::Interface { saved: V2, offered };
-        assert_eq!(other.pmu.restore(&good, &mut other.host), Err(error));
+        assert_eq!(other.restore(&good), Err(error));
     }
     // A register that an interface lacks is zero in its state.
     let mut legacy = Guest::new(Legacy);
-    let mut state = legacy.pmu.save(&mut legacy.host);
+    let mut state = legacy.save();
     state.perf_ctr[4] = 1;
-    assert!(legacy.pmu.restore(&state, &mut legacy.host).is_err());
+    assert!(legacy.restore(&state).is_err());
 }
 
 #[test]
 fn a_guest_keeps_its_vendor() {
     let mut guest = sampling();
-    let amd = Capability::new(V2).into();
-    let mut amd = AnyPmu::new(vpmu::x86::PmuConfig::new(amd)).expect("possible");
+    let amd = Capability::new(V2);
+    let mut amd = Pmu::new(PmuConfig::new(amd)).expect("possible");
     let state = amd.save(&mut guest.host);
-    let intel = intel::Capability::new(intel::Version::V2).into();
-    let mut intel = AnyPmu::new(vpmu::x86::PmuConfig::new(intel)).expect("possible");
+    let intel = intel::Capability::new(intel::Version::V2);
+    let mut intel = Pmu::new(PmuConfig::new(intel)).expect("possible");
     assert_eq!(
         intel.restore(&state, &mut guest.host),
         Err(RestoreError::Vendor)

@@ -3,7 +3,7 @@
 use crate::support::FakeHost;
 use vpmu::counter::Policy;
 use vpmu::x86::lbr::{self, Branch, Kind, Statistics};
-use vpmu::x86::{AnyPmu, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, Ring};
+use vpmu::x86::{ArchEvent, Capability, CounterConfig, Outcome, Pmu, PmuConfig, Ring};
 use vpmu::x86::{amd, intel};
 
 const LBR_CTL: u32 = 0x14ce;
@@ -33,7 +33,7 @@ fn amd() -> Capability {
 }
 
 struct Guest {
-    pmu: AnyPmu,
+    pmu: Pmu,
     host: FakeHost<CounterConfig>,
 }
 
@@ -42,7 +42,7 @@ impl Guest {
     fn new(capability: Capability, follows: bool) -> Self {
         let mut host = FakeHost::new(Policy::ReusePaused);
         host.follows = follows;
-        let pmu = AnyPmu::new(PmuConfig::new(capability)).expect("possible");
+        let pmu = Pmu::new(PmuConfig::new(capability)).expect("possible");
         let mut guest = Self { pmu, host };
         let [select, gate] = match capability {
             Capability::Intel(_) => [0x186, 0x38f],

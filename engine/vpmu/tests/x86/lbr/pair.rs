@@ -7,7 +7,7 @@ use crate::pebs_reference::Pebs;
 use crate::support::{END, FakeHost};
 use vpmu::counter::Policy;
 use vpmu::x86::lbr::{Branch, amd, intel};
-use vpmu::x86::{AnyPmu, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, Ring};
+use vpmu::x86::{ArchEvent, Capability, CounterConfig, Outcome, Pmu, PmuConfig, Ring};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -30,7 +30,7 @@ pub(crate) enum Step {
 }
 
 pub(crate) struct Pair {
-    engine: AnyPmu,
+    engine: Pmu,
     host: FakeHost<CounterConfig>,
     reference: Reference,
     capability: Capability,
@@ -88,7 +88,7 @@ impl Pair {
             ..Pebs::new()
         });
         let mut pair = Self {
-            engine: AnyPmu::new(PmuConfig::new(capability)).expect("possible"),
+            engine: Pmu::new(PmuConfig::new(capability)).expect("possible"),
             host,
             reference: Reference::new(capability, follows, pebs),
             capability,
@@ -188,7 +188,7 @@ impl Pair {
                 let state = engine.save(host);
                 engine.reset(host);
                 let config = PmuConfig::new(self.capability);
-                let mut other = AnyPmu::new(config).expect("as before");
+                let mut other = Pmu::new(config).expect("as before");
                 other.restore(&state, host).expect("its own state");
                 assert_eq!(other.save(host), state);
                 *engine = other;

@@ -5,9 +5,9 @@ use crate::support::Happening::Cycles;
 use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, nth, set};
 use vpmu::x86::RestoreError;
 use vpmu::x86::intel::Msr::*;
-use vpmu::x86::intel::{Capability, PmuConfig, PmuState, Version};
+use vpmu::x86::intel::{Capability, PmuState, Version};
 use vpmu::x86::pebs::{self, Statistics};
-use vpmu::x86::{CpuidLeaf, Outcome, Ring};
+use vpmu::x86::{CpuidLeaf, Outcome, PmuConfig, Ring};
 
 pub(super) const BUFFER: u64 = FakeGuest::RAM + 0x100;
 const OVF_BUF: u64 = 1 << 62;
@@ -380,15 +380,15 @@ fn a_guest_with_pebs_goes_on_elsewhere() {
     first.write(PebsDataCfg, 2);
     first.record(COUNT | ADAPTIVE | INSTRUCTIONS, 1000);
     first.execute(1400);
-    let state = first.pmu.save(&mut first.host);
+    let state = first.save();
     assert_eq!(first.index(), BUFFER + 176, "saving finds the overflow");
     assert_eq!((state.pebs_enable, state.pebs_data_cfg), (1, 2));
 
     let mut second = guest(0x800);
     second.host.guest = first.host.guest.take();
-    let restored = second.pmu.restore(&state, &mut second.host);
+    let restored = second.restore(&state);
     assert_eq!(restored, Ok(()));
-    assert_eq!(second.pmu.save(&mut second.host), state);
+    assert_eq!(second.save(), state);
     second.execute(600);
     second.interrupt();
     assert_eq!(second.index(), BUFFER + 2 * 176);
@@ -397,7 +397,7 @@ fn a_guest_with_pebs_goes_on_elsewhere() {
         let mut state = state.clone();
         change(&mut state);
         let mut guest = guest(0x800);
-        guest.pmu.restore(&state, &mut guest.host)
+        guest.restore(&state)
     };
     let changes: [fn(&mut PmuState); 3] = [
         |state| state.pebs_enable = 1 << 4,
@@ -418,9 +418,9 @@ fn a_guest_with_pebs_goes_on_elsewhere() {
 fn a_guest_without_pebs_does_not_have_its_registers() {
     let mut guest = Guest::new(Version::V5);
     for msr in [PebsEnable, PebsDataCfg, DsArea] {
-        let read = guest.pmu.read(msr, &mut guest.host);
+        let read = guest.pmu.rdmsr(msr.address(), &mut guest.host);
         assert_eq!(read, Outcome::GeneralProtection, "{msr}");
-        let written = guest.pmu.write(msr, 0, &mut guest.host);
+        let written = guest.pmu.wrmsr(msr.address(), 0, &mut guest.host);
         assert_eq!(written, Outcome::GeneralProtection, "{msr}");
     }
 }

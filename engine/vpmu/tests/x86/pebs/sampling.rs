@@ -253,11 +253,11 @@ fn a_sample_of_the_other_ring_is_no_record() {
 fn a_saved_guest_has_its_records() {
     let mut guest = sampled();
     guest.execute(3 * PERIOD + 11);
-    let state = guest.pmu.save(&mut guest.host);
+    let state = guest.save();
     assert_eq!(records(&guest), [4, 3]);
     assert_eq!(state.pmc[0], END - PERIOD + 11);
     assert_eq!(guest.host.sampled(0), Some(PERIOD), "nothing stops");
-    guest.pmu.restore(&state, &mut guest.host).unwrap();
+    guest.restore(&state).unwrap();
     guest.execute(PERIOD - 11);
     guest.interrupt();
     assert_eq!(records(&guest), [5, 3], "the first by an exit");
@@ -306,7 +306,7 @@ fn two_counters_share_the_buffer() {
 fn each_policy_has_all_records() {
     for policy in Policy::ALL {
         let mut guest = begun();
-        guest.pmu = vpmu::x86::intel::Pmu::new(vpmu::x86::PmuConfig {
+        guest.pmu = vpmu::x86::Pmu::new(vpmu::x86::PmuConfig {
             policy,
             ..vpmu::x86::PmuConfig::new(guest.pmu.capability())
         })

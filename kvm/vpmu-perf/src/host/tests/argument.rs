@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use vpmu::counter::{CounterState, Policy, Report};
-use vpmu::x86::Outcome;
-use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
+use vpmu::x86::intel::{Capability, Version};
+use vpmu::x86::{Outcome, Pmu, PmuConfig};
 
 use super::super::*;
 use crate::options::PerfOptions;
