@@ -3,7 +3,7 @@
 //! [`PerfHost`] puts the parts together, each of which has its own state and knows none of the others:
 //!
 //! - [`Events`]: the perf events, which of them count, and their totals;
-//! - [`Slot`], for each counter: what it can be, and with that
+//! - [`Slot`], for each counter:
 //!   - [`Period`]: what is asked of its overflows,
 //!   - [`PortionTime`](crate::portion::PortionTime) where it has a portion of a clock's time: one privilege ring's, or the guest's,
 //!   - [`CounterSampler`](crate::sampler::CounterSampler) where its overflows become records.
@@ -137,7 +137,7 @@ impl PerfHost {
             },
             unsampled: CounterSet::EMPTY,
             freeze: options.freeze,
-            slots: Slots::from_fn(|| Slot::Empty),
+            slots: Slots::from_fn(Slot::default),
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped, logged),
             ring_sampler: None,
             guest_ring: GuestRing::default(),
@@ -232,12 +232,13 @@ impl PerfHost {
 
     /// The event behind `counter` has signalled an overflow. Returns the report for the engine.
     fn overflow(&mut self, counter: Counter) -> Option<Report> {
-        let Slot::Whole { period, .. } = &mut self.slots[counter] else {
+        let slot = &mut self.slots[counter];
+        if slot.is_portion() {
             // A portion's total is known by samples alone, so that its report vouches for nothing.
             return self.is_time_up(counter).then_some(Report::Unsure);
-        };
-        let asked = *period;
-        match period.overflow(self.repeating) {
+        }
+        let asked = slot.period;
+        match slot.period.overflow(self.repeating) {
             Overflow::Report(report) if self.pace.is_some() => {
                 return Some(self.paced(counter, asked, report));
             }
@@ -249,7 +250,7 @@ impl PerfHost {
                 return Some(report);
             }
             Overflow::Unwanted if self.events.set_period(counter, ENDLESS) => {
-                *period = Period::Endless;
+                slot.period = Period::Endless;
             }
             Overflow::Unwanted | Overflow::Late => {}
         }
@@ -281,10 +282,8 @@ impl PerfHost {
             // The event would go on at its old pace, or stand still until the next tick.
             if self.slots[counter].is_awaited() {
                 self.program(counter, events, counting);
-            } else if self.events.set_period(counter, ENDLESS)
-                && let Some(period) = self.slots[counter].period_mut()
-            {
-                *period = Period::Endless;
+            } else if self.events.set_period(counter, ENDLESS) {
+                self.slots[counter].period = Period::Endless;
             }
         }
         // A lengthened period is of more events than the report vouches for.
@@ -296,14 +295,12 @@ impl PerfHost {
 
     /// Signals have been lost, perhaps one of `counter`, or its samples have ended. Returns whether to report the counter.
     fn may_have_overflowed(&mut self, counter: Counter) -> bool {
-        match &mut self.slots[counter] {
-            Slot::Empty => false,
-            Slot::Portion { .. } => self.is_time_up(counter),
-            Slot::Whole { period, .. } => {
-                period.doubt(self.repeating);
-                true
-            }
+        let slot = &mut self.slots[counter];
+        if slot.is_portion() {
+            return self.is_time_up(counter);
         }
+        slot.period.doubt(self.repeating);
+        true
     }
 
     /// The clock of a counter of a portion of its clock's time has reached its period. Returns whether the counter overflows. If not, the
@@ -312,13 +309,14 @@ impl PerfHost {
         self.divide_time();
         let total = self.events.read(counter);
         let last = self.ring_sampler.as_ref().and_then(RingSampler::last);
-        let Slot::Portion { period, time } = &mut self.slots[counter] else {
+        let slot = &mut self.slots[counter];
+        let Some(time) = &mut slot.portion else {
             return false;
         };
         let value = self.units.to_guest(time.own(total));
         let wait = match time.is_up(value, self.repeating, &self.guest_ring, last) {
             TimeUp::Overflow => {
-                period.pass(self.repeating);
+                slot.period.pass(self.repeating);
                 return true;
             }
             TimeUp::Early(events) => self.units.to_count(events).min(LONGEST),
@@ -341,7 +339,9 @@ impl PerfHost {
         };
         let samples = sampler.take();
         for counter in self.events.counting() {
-            self.slots[counter].divide(samples);
+            if let Some(time) = &mut self.slots[counter].portion {
+                time.note(samples);
+            }
         }
     }
 
@@ -349,7 +349,9 @@ impl PerfHost {
     /// takes cancels out.
     fn run_samplers(&mut self, counters: CounterSet, counts: bool) {
         for counter in counters {
-            self.slots[counter].run_sampler(counts);
+            if let Some(sampler) = &mut self.slots[counter].sampler {
+                sampler.run(counts);
+            }
         }
     }
 
@@ -381,18 +383,17 @@ impl PerfHost {
             pace.charge(late.number, self.kernel.now());
         }
         let slot = &mut self.slots[counter];
-        let set = self.events.set_period(counter, period.min(slot.longest()));
-        if let Some(place) = slot.period_mut() {
-            let certain = !matches!(place, Period::Set { certain: false, .. });
-            *place = match set {
-                true => Period::Set {
-                    events,
-                    period,
-                    certain,
-                },
-                false => Period::Stale,
-            };
-        }
+        // The samples that divide a clock's time have room for so long.
+        let longest = if slot.is_portion() { LONGEST } else { ENDLESS };
+        let certain = !matches!(slot.period, Period::Set { certain: false, .. });
+        slot.period = match self.events.set_period(counter, period.min(longest)) {
+            true => Period::Set {
+                events,
+                period,
+                certain,
+            },
+            false => Period::Stale,
+        };
     }
 
     /// Gives the counters that count, `begun` the last of them, the periods that as many may have. Where periods repeat,
@@ -403,7 +404,7 @@ impl PerfHost {
             return;
         }
         for counter in awaited & counting {
-            if let Some(Period::Set { events, period, .. }) = self.slots[counter].period()
+            if let Period::Set { events, period, .. } = self.slots[counter].period
                 && self.host_period(counter, events, counting) != period
             {
                 self.program(counter, events, counting);
@@ -413,9 +414,17 @@ impl PerfHost {
 
     /// Returns the guest's events that the last total of `counter` stands for.
     fn value(&mut self, counter: Counter) -> u64 {
-        let (total, slot) = (self.events.total(counter), &mut self.slots[counter]);
-        let value = slot.value(total, self.units);
-        let stuck_ns = self.events.stuck_ns(counter).max(slot.stuck_ns(total));
+        let total = self.events.total(counter);
+        let mut stuck_ns = self.events.stuck_ns(counter);
+        let value = match &mut self.slots[counter].portion {
+            None => self.units.to_guest(total),
+            Some(time) => {
+                let own = time.own(total);
+                let value = time.give(self.units.to_guest(own));
+                stuck_ns = stuck_ns.max(time.stuck_ns(total));
+                value
+            }
+        };
         self.longest_stuck_ns = self.longest_stuck_ns.max(stuck_ns);
         value
     }
@@ -462,10 +471,9 @@ impl CounterHost<CounterConfig> for PerfHost {
         };
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
-        let slot = match Portion::of(config, self.freeze) {
-            Some(portion) if self.chooser.backing == Backing::Clock => Slot::portion(portion),
-            _ => Slot::whole(kind),
-        };
+        let is_clock = self.chooser.backing == Backing::Clock;
+        let portion = Portion::of(config, self.freeze).filter(|_| is_clock);
+        let slot = Slot::new(kind, portion);
         // One sampler serves all of them: a sample shows where the thread is, whatever is counted.
         if slot.is_portion() && self.ring_sampler.is_none() {
             self.ring_sampler = Some(RingSampler::start(self.kernel, self.notes.target())?);
@@ -474,7 +482,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         while !self.has_room()
             && let Some(sampled) = self.which(Slot::is_sampled).iter().next()
         {
-            self.slots[sampled].end_sampling();
+            pebs::Host::end_sampling(self, sampled);
             self.unsampled.insert(sampled);
         }
         // Any other event may stand still while the guest runs, and nothing is wrong.
@@ -495,25 +503,25 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
-        self.slots[counter].expect(events);
-        let Some(period) = self.slots[counter].period_mut() else {
-            return;
-        };
+        let slot = &mut self.slots[counter];
+        if let Some(time) = &mut slot.portion {
+            time.expect(events);
+        }
         if !self.events.counts(counter) {
-            period.plan(events);
+            slot.period.plan(events);
             // A signal of the previous period has come by now, and does not matter.
             self.notes.forget(counter);
             return;
         }
         let Some(events) = events else {
             // The event keeps its period, as to end it takes a system call: a stray signal is rarer.
-            period.drop_wish();
+            slot.period.drop_wish();
             return;
         };
         self.program(counter, events, self.events.counting());
         // A signal of the previous period is noted by the time the system call ends. A noted signal may also be of the
         // new period.
-        if let Some(Period::Set { certain, .. }) = self.slots[counter].period_mut() {
+        if let Period::Set { certain, .. } = &mut self.slots[counter].period {
             *certain = !self.notes.has(counter);
         }
     }
@@ -523,14 +531,15 @@ impl CounterHost<CounterConfig> for PerfHost {
         self.divide_time();
         let counting = self.events.counting() | counters;
         for counter in counters {
-            if let Some(events) = self.slots[counter].period().and_then(Period::planned) {
+            if let Some(events) = self.slots[counter].period.planned() {
                 self.program(counter, events, counting);
             }
-            if let Slot::Portion { period, .. } = &mut self.slots[counter]
-                && *period == Period::Endless
+            let slot = &mut self.slots[counter];
+            if slot.is_portion()
+                && slot.period == Period::Endless
                 && self.events.set_period(counter, LONGEST)
             {
-                *period = Period::Stale;
+                slot.period = Period::Stale;
             }
         }
         self.spread(counters, counting);
@@ -549,7 +558,7 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     fn release(&mut self, counter: Counter) {
         self.events.close(counter);
-        self.slots[counter] = Slot::Empty;
+        self.slots[counter] = Slot::default();
         self.end_ring_sampler();
     }
 
@@ -633,12 +642,17 @@ impl pebs::Host for PerfHost {
     }
 
     fn end_sampling(&mut self, counter: Counter) {
-        self.slots[counter].end_sampling();
+        if let Some(sampler) = &mut self.slots[counter].sampler {
+            sampler.end();
+        }
     }
 
     /// The samples have the guest's time, or the host's where no guest is set.
     fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
-        let mut taken = self.slots[counter].take_samples(samples);
+        let Some(sampler) = &mut self.slots[counter].sampler else {
+            return TakenSamples::NONE;
+        };
+        let mut taken = sampler.take(samples);
         let Some(guest) = self.guest.as_mut().filter(|_| taken.samples != 0) else {
             return taken;
         };

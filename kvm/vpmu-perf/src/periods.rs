@@ -15,9 +15,10 @@ use vpmu::counter::Report;
 pub(crate) const ENDLESS: u64 = i64::MAX as u64;
 
 /// The period of one counter's perf event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Period {
     /// Nobody waits for an overflow, and the event's period is endless.
+    #[default]
     Endless,
     /// Nobody waits for an overflow, but the event still has a period.
     Stale,

@@ -2,128 +2,51 @@
 
 use std::num::NonZeroU64;
 
-use vpmu::x86::pebs::{self, TakenSamples};
-
 use crate::kernel::Kernel;
 use crate::kind::Kind;
 use crate::options::Backing;
 use crate::pace::FLOOR;
 use crate::periods::{ENDLESS, Period};
 use crate::portion::{Portion, PortionTime};
-use crate::rings::{self, RingSamples};
 use crate::sampler::CounterSampler;
 
-/// What a guest's counter can be.
-#[derive(Debug)]
-pub(crate) enum Slot {
-    /// Nothing: it has no perf event.
-    Empty,
-    /// A counter that counts just what its perf event counts.
-    Whole {
-        kind: Kind,
-        period: Period,
-        /// Made when it is first wanted.
-        sampler: Option<CounterSampler>,
-    },
-    /// A counter that has a portion of its clock's time: that of one ring, or the guest's.
-    Portion { period: Period, time: PortionTime },
+/// What stands behind a guest's counter. The default is that of a counter without a perf event.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    pub(crate) period: Period,
+    /// Of a counter that has a portion of its clock's time: that of one ring, or the guest's. Any other counts just what
+    /// its perf event counts.
+    pub(crate) portion: Option<PortionTime>,
+    /// What its samples are taken of. `None`: a portion, which has none.
+    sampled: Option<Kind>,
+    /// Made when it is first wanted.
+    pub(crate) sampler: Option<CounterSampler>,
 }
 
 impl Slot {
-    pub(crate) fn whole(kind: Kind) -> Self {
-        Self::Whole {
-            kind,
-            period: Period::Endless,
-            sampler: None,
-        }
-    }
-
-    pub(crate) fn portion(portion: Portion) -> Self {
-        Self::Portion {
-            period: Period::Endless,
-            time: PortionTime::new(portion),
-        }
-    }
-
-    pub(crate) fn period(&self) -> Option<Period> {
-        match self {
-            Self::Empty => None,
-            Self::Whole { period, .. } | Self::Portion { period, .. } => Some(*period),
-        }
-    }
-
-    pub(crate) fn period_mut(&mut self) -> Option<&mut Period> {
-        match self {
-            Self::Empty => None,
-            Self::Whole { period, .. } | Self::Portion { period, .. } => Some(period),
+    pub(crate) fn new(kind: Kind, portion: Option<Portion>) -> Self {
+        Self {
+            portion: portion.map(PortionTime::new),
+            sampled: portion.is_none().then_some(kind),
+            ..Self::default()
         }
     }
 
     pub(crate) fn is_awaited(&self) -> bool {
-        self.period().is_some_and(Period::is_awaited)
+        self.period.is_awaited()
     }
 
     pub(crate) fn is_portion(&self) -> bool {
-        matches!(self, Self::Portion { .. })
+        self.portion.is_some()
     }
 
     pub(crate) fn is_sampled(&self) -> bool {
-        matches!(self, Self::Whole { sampler: Some(sampler), .. } if sampler.is_on())
+        self.sampler.as_ref().is_some_and(CounterSampler::is_on)
     }
 
     /// Returns whether no more is asked of the event than its total.
     pub(crate) fn only_counts(&self) -> bool {
-        matches!(
-            self,
-            Self::Whole {
-                period: Period::Endless,
-                sampler: None,
-                ..
-            }
-        )
-    }
-
-    /// Returns the longest period of the event. The samples that divide a clock's time have room for so long.
-    pub(crate) fn longest(&self) -> u64 {
-        match self.is_portion() {
-            true => rings::LONGEST,
-            false => ENDLESS,
-        }
-    }
-
-    /// Notes that the counter overflows when it has counted `events` more than its last value.
-    pub(crate) fn expect(&mut self, events: Option<NonZeroU64>) {
-        if let Self::Portion { time, .. } = self {
-            time.expect(events);
-        }
-    }
-
-    /// Returns the guest's events that the event's `total` stands for.
-    pub(crate) fn value(&mut self, total: u64, units: Units) -> u64 {
-        match self {
-            Self::Empty => 0,
-            Self::Whole { .. } => units.to_guest(total),
-            Self::Portion { time, .. } => {
-                let own = time.own(total);
-                time.give(units.to_guest(own))
-            }
-        }
-    }
-
-    /// Returns the ns for which the last value has stood still although the counter's portion of its clock's time went on, by
-    /// which the event's total is `total` now.
-    pub(crate) fn stuck_ns(&mut self, total: u64) -> u64 {
-        match self {
-            Self::Empty | Self::Whole { .. } => 0,
-            Self::Portion { time, .. } => time.stuck_ns(total),
-        }
-    }
-
-    /// Notes samples that show the guest's ring, of time that the counter has counted.
-    pub(crate) fn divide(&mut self, samples: RingSamples) {
-        if let Self::Portion { time, .. } = self {
-            time.note(samples);
-        }
+        self.period == Period::Endless && self.portion.is_none() && self.sampler.is_none()
     }
 
     /// Samples each `period` of `thread`, at once if the counter `counts`. Returns the number of samples that are kept;
@@ -135,41 +58,14 @@ impl Slot {
         period: u64,
         counts: bool,
     ) -> Option<u64> {
-        let Self::Whole { kind, sampler, .. } = self else {
+        let Some(kind) = self.sampled else {
             return Some(0);
         };
-        let sampler = match sampler {
+        let sampler = match &mut self.sampler {
             Some(sampler) => sampler,
-            None => sampler.insert(CounterSampler::open(kernel, *kind, thread)?),
+            sampler => sampler.insert(CounterSampler::open(kernel, kind, thread)?),
         };
         sampler.begin(period, counts)
-    }
-
-    /// Stops the sampler, or lets it go on.
-    pub(crate) fn run_sampler(&mut self, counts: bool) {
-        if let Some(sampler) = self.sampler_mut() {
-            sampler.run(counts);
-        }
-    }
-
-    pub(crate) fn end_sampling(&mut self) {
-        if let Some(sampler) = self.sampler_mut() {
-            sampler.end();
-        }
-    }
-
-    pub(crate) fn take_samples(&mut self, samples: &mut [pebs::Sample]) -> TakenSamples {
-        match self.sampler_mut() {
-            Some(sampler) => sampler.take(samples),
-            None => TakenSamples::NONE,
-        }
-    }
-
-    fn sampler_mut(&mut self) -> Option<&mut CounterSampler> {
-        match self {
-            Self::Whole { sampler, .. } => sampler.as_mut(),
-            Self::Empty | Self::Portion { .. } => None,
-        }
     }
 }
 

@@ -35,8 +35,8 @@ fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
     let cycles = RawPerfEvtSel(CYCLES).config(Version::V2);
     let period = |host: &PerfHost, counter| {
         let slot = &host.slots[Counter::new(counter).unwrap()];
-        match slot.period() {
-            Some(Period::Set { period, .. }) => period,
+        match slot.period {
+            Period::Set { period, .. } => period,
             other => panic!("{counter}: {other:?}"),
         }
     };
@@ -152,7 +152,7 @@ fn a_total_that_falls_takes_no_counter_back_and_stops_none() {
         assert_eq!(host.create(counter, &cycles), Ok(()));
         host.resume(counter.alone());
         // As where half of the samples are of the other ring.
-        if let Slot::Portion { time, .. } = &mut host.slots[counter] {
+        if let Some(time) = &mut host.slots[counter].portion {
             time.note(crate::rings::RingSamples {
                 user: 1,
                 kernel: 1,
