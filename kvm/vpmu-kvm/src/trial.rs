@@ -1,6 +1,6 @@
 //! The trial of hardware counters, by a guest of a few instructions: they count it, and they do not count the host.
 //!
-//! perf takes `exclude_host` on hosts where nothing keeps it (vpmu_perf's `trial.rs` says which). A guest's counts would
+//! perf takes `exclude_host` on hosts where nothing keeps it (vpmu_perf's `support.rs` says which). A guest's counts would
 //! then have the hypervisor's time in them. So before hardware counters are promised to a guest, they are tried, once for
 //! the process. Where no guest can be run for that, the promise is believed.
 //!

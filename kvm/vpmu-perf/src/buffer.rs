@@ -238,7 +238,7 @@ impl RingBuffer {
 
     /// Returns the host's TSC at `time`. `None`: this machine's perf clock is not made of the TSC.
     pub(crate) fn tsc(&self, time: u64) -> Option<u64> {
-        let scale = self.scale();
+        let scale = self.consistent(|| self.scale());
         if scale.capabilities & CAP_USER_TIME_ZERO == 0 || scale.mult == 0 {
             return None;
         }
@@ -254,7 +254,7 @@ impl RingBuffer {
     pub(crate) fn running(&self) -> Option<u64> {
         let (scale, running, tsc) = self.consistent(|| {
             let running: u64 = Self::get(field!(self, time_running));
-            (self.scale_now(), running, tsc())
+            (self.scale(), running, tsc())
         });
         if scale.capabilities & CAP_USER_TIME == 0 {
             return None;
@@ -264,10 +264,6 @@ impl RingBuffer {
     }
 
     fn scale(&self) -> Scale {
-        self.consistent(|| self.scale_now())
-    }
-
-    fn scale_now(&self) -> Scale {
         Scale {
             capabilities: Self::get(field!(self, __bindgen_anon_1.capabilities)),
             shift: Self::get(field!(self, time_shift)),

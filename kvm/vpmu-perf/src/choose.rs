@@ -11,8 +11,7 @@ use vpmu::x86::ArchEvent;
 
 use crate::attrs;
 use crate::error::PerfError;
-use crate::event::PerfEvent;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, PerfEvent};
 use crate::kind::{Kind, Rings, probe};
 use crate::options::{Backing, PerfOptions};
 use crate::processor::Vendor;
@@ -66,17 +65,11 @@ impl Chooser {
 
     /// Returns whether this machine counts `event`.
     pub(crate) fn counts(self, event: ArchEvent) -> bool {
-        let rings = Rings {
-            user: true,
-            kernel: true,
-            guest: self.guest,
-        };
-        self.kind(Some(event), None, rings).is_ok_and(|kind| {
-            match PerfEvent::try_open(self.kernel, kind) {
+        self.kind(Some(event), None, Rings::all(self.guest))
+            .is_ok_and(|kind| match PerfEvent::try_open(self.kernel, kind) {
                 Ok(()) => true,
                 Err(error) => is_mediated(self.kernel, kind, &error),
-            }
-        })
+            })
     }
 
     /// Returns the perf event for a configuration.
@@ -146,11 +139,6 @@ impl Chooser {
 
 /// Returns the number of counters on which a pinned group counts now.
 fn free_counters(kernel: &'static dyn Kernel, guest: bool) -> u8 {
-    let rings = Rings {
-        user: true,
-        kernel: true,
-        guest,
-    };
     // The first of these that there is. On Intel's processors only the last have counters of their own (fixed ones).
     let events = [
         PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
@@ -160,7 +148,7 @@ fn free_counters(kernel: &'static dyn Kernel, guest: bool) -> u8 {
     let kinds = events.map(|event| Kind {
         type_: PERF_TYPE_HARDWARE,
         config: event.into(),
-        rings: Some(rings),
+        rings: Some(Rings::all(guest)),
     });
     let there = |kind: &Kind| PerfEvent::try_open(kernel, *kind).is_ok();
     let Some(kind) = kinds.into_iter().find(there) else {
@@ -177,8 +165,7 @@ fn free_counters(kernel: &'static dyn Kernel, guest: bool) -> u8 {
 /// Returns whether `error` is that of an event which counts guests while a VM has a mediated vPMU (since Linux 7.0). An
 /// event that the processor has not gives the same number, but also where it counts the host alone.
 fn is_mediated(kernel: &'static dyn Kernel, kind: Kind, error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EOPNOTSUPP)
-        && PerfEvent::try_open_for_host(kernel, kind).is_ok()
+    error.raw_os_error() == Some(libc::EOPNOTSUPP) && PerfEvent::open_for_host(kernel, kind).is_ok()
 }
 
 /// Returns whether there is no hardware PMU, or none that can be restricted to guests.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::PerfError;
-use crate::linux::OPEN;
+use crate::kernel::OPEN;
 use crate::options::Backing;
 
 /// Descriptors that live promises name, of which some may be open.

@@ -23,10 +23,8 @@ use std::sync::Arc;
 use vpmu::counter::{Counter, CounterSet, Lost, Slots};
 
 use crate::buffer::{Overflows, RingBuffer};
-use crate::event::{PerfEvent, Total};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, PerfEvent, Total};
 use crate::kind::Kind;
-use crate::log::OverflowLog;
 use crate::notes::Notes;
 
 /// The ns by which a clock's total may differ from the time for which it has counted: both are read one after the other.
@@ -46,9 +44,15 @@ enum State {
 /// The event of one counter.
 #[derive(Debug)]
 struct Event {
-    /// The event's overflows. `None`: nobody asks for them, or the kernel had no memory for them. Dropped first: an event
-    /// stays open, and on its counter, while it is mapped.
-    log: Option<OverflowLog>,
+    /// The event's overflows, which the kernel writes into memory. A signal says that there was an overflow, and not how
+    /// many there were. And only the log says that the kernel has throttled the event: it stops until the next tick or the
+    /// next period that it is given (perf_event_overflow). `None`: nobody asks for them, or the kernel had no memory for
+    /// them. Dropped first: an event stays open, and on its counter, while it is mapped.
+    log: Option<RingBuffer>,
+    /// What has been read of them and nobody has taken.
+    overflows: Overflows,
+    /// Whether the event has ever been throttled, as far as they were read.
+    throttled: bool,
     event: PerfEvent,
     is_clock: bool,
     state: State,
@@ -109,7 +113,10 @@ impl Event {
             // Linux 6.1's tick has a clock that it starts again count once more what it had counted (task_clock_event_start).
             true => total.enabled != 0 && total.value > total.running.saturating_add(MOST_AHEAD),
             // A throttled event does not count, although its time goes on.
-            false => self.log.as_mut().is_some_and(OverflowLog::has_throttled),
+            false => {
+                self.read_log();
+                self.throttled
+            }
         };
         if is_wrong {
             self.deficit = Some(Lost::Throttled);
@@ -120,6 +127,13 @@ impl Event {
         let grows = total.wrapping_sub(self.total) <= u64::MAX / 2;
         if self.state != State::StandingBy && grows {
             self.total = total;
+        }
+    }
+
+    fn read_log(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.take_overflows(&mut self.overflows);
+            self.throttled |= self.overflows.throttled;
         }
     }
 }
@@ -216,13 +230,15 @@ impl Events {
             group.members.push(counter);
         }
         // Throttling is recorded nowhere else.
-        let log = || OverflowLog::open(self.kernel, &event).ok();
+        let log = || RingBuffer::map(self.kernel, event.fd(), RingBuffer::size_for(0)).ok();
         let log = self.logged.then(log).flatten();
         self.notes.watch(counter, Some(event.fd()));
         let counted = log.is_some();
         self.open.insert(counter);
         self.events[counter] = Some(Event {
             log,
+            overflows: Overflows::default(),
+            throttled: false,
             event,
             is_clock: self.grouped,
             state: State::Stopped,
@@ -277,10 +293,11 @@ impl Events {
 
     /// Takes the overflows of the event behind `counter` since the last time.
     pub(crate) fn take_overflows(&mut self, counter: Counter) -> Overflows {
-        let log = self.events[counter]
-            .as_mut()
-            .and_then(|event| event.log.as_mut());
-        let mut taken = log.map_or(Overflows::default(), OverflowLog::take);
+        let mut taken = Overflows::default();
+        if let Some(event) = &mut self.events[counter] {
+            event.read_log();
+            taken = std::mem::take(&mut event.overflows);
+        }
         // From Linux 6.16 on a member's throttling stops the whole group, and its leader has the record.
         if let Some(page) = self.group.as_mut().and_then(|group| group.page.as_mut()) {
             page.take_overflows(&mut taken);

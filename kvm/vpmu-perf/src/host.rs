@@ -19,10 +19,9 @@ use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 use crate::choose::Chooser;
 use crate::error::PerfError;
 use crate::events::Events;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Linux};
 use crate::kick::Kick;
 use crate::kind::{Rings, probe};
-use crate::linux::Linux;
 use crate::notes::Notes;
 use crate::options::{Backing, Freeze, PerfOptions};
 use crate::pace::{FLOOR, Pace};
@@ -414,17 +413,11 @@ impl PerfHost {
 
     /// Returns the guest's events that the last total of `counter` stands for.
     fn value(&mut self, counter: Counter) -> u64 {
-        let total = self.events.total(counter);
-        let mut stuck_ns = self.events.stuck_ns(counter);
-        let value = match &mut self.slots[counter].portion {
-            None => self.units.to_guest(total),
-            Some(time) => {
-                let own = time.own(total);
-                let value = time.give(self.units.to_guest(own));
-                stuck_ns = stuck_ns.max(time.stuck_ns(total));
-                value
-            }
-        };
+        let (total, slot) = (self.events.total(counter), &mut self.slots[counter]);
+        let value = slot.value(total, self.units);
+        let portion = slot.portion.as_mut();
+        let stuck_ns = portion.map_or(0, |time| time.stuck_ns(total));
+        let stuck_ns = self.events.stuck_ns(counter).max(stuck_ns);
         self.longest_stuck_ns = self.longest_stuck_ns.max(stuck_ns);
         value
     }

@@ -1,8 +1,8 @@
 //! What a perf event counts, and of whom.
 
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
-    perf_event_attr,
+    PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_SW_TASK_CLOCK, PERF_FORMAT_TOTAL_TIME_ENABLED,
+    PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
 use crate::options::Backing;
@@ -25,10 +25,30 @@ pub(crate) struct Rings {
     pub(crate) guest: bool,
 }
 
+impl Rings {
+    /// User space alone, which every user may count.
+    pub(crate) const USER: Self = Self {
+        user: true,
+        kernel: false,
+        guest: false,
+    };
+
+    pub(crate) const fn all(guest: bool) -> Self {
+        Self {
+            user: true,
+            kernel: true,
+            guest,
+        }
+    }
+}
+
 impl Kind {
-    /// Returns the attributes that say what is counted, and where.
+    /// Returns the attributes of a stopped event that say what is counted, and where. Its totals come with both times.
     pub(crate) fn attr(self) -> perf_event_attr {
         let mut attr = perf_event_attr::default();
+        attr.set_disabled(1);
+        attr.read_format =
+            u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED) | u64::from(PERF_FORMAT_TOTAL_TIME_RUNNING);
         attr.type_ = self.type_;
         attr.config = self.config;
         if let Some(rings) = self.rings {
@@ -47,11 +67,7 @@ pub(crate) fn probe(backing: Backing, guest: bool) -> Kind {
         Backing::Hardware => Kind {
             type_: PERF_TYPE_HARDWARE,
             config: PERF_COUNT_HW_CPU_CYCLES.into(),
-            rings: Some(Rings {
-                user: true,
-                kernel: true,
-                guest,
-            }),
+            rings: Some(Rings::all(guest)),
         },
         Backing::Clock => Kind {
             type_: PERF_TYPE_SOFTWARE,

@@ -35,14 +35,11 @@ mod buffer;
 mod choose;
 mod descriptors;
 mod error;
-mod event;
 mod events;
 mod host;
 mod kernel;
 mod kick;
 mod kind;
-mod linux;
-mod log;
 mod notes;
 mod options;
 mod pace;
@@ -55,7 +52,6 @@ mod slot;
 mod support;
 #[cfg(test)]
 mod tests;
-mod trial;
 
 pub use buffer::{CpuMode, PerfRecord, PerfSample};
 pub use descriptors::Descriptors;
@@ -66,5 +62,6 @@ pub use notes::{ALARM, overrun};
 pub use options::{Backing, Freeze, PerfOptions};
 pub use processor::Vendor;
 pub use sampler::Sampler;
-pub use support::{Support, check_sampling, guests_only, prepare, reach_thread, support};
-pub use trial::GuestsOnly;
+pub use support::{
+    GuestsOnly, Support, check_sampling, guests_only, prepare, reach_thread, support,
+};

@@ -13,10 +13,8 @@ use vpmu::x86::pebs::{self, TakenSamples};
 
 use crate::buffer::{CpuMode, PerfRecord, RingBuffer};
 use crate::error::PerfError;
-use crate::event::PerfEvent;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Linux, PerfEvent};
 use crate::kind::{Kind, probe};
-use crate::linux::Linux;
 use crate::options::Backing;
 use crate::periods::ENDLESS;
 

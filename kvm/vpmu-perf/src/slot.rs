@@ -49,6 +49,17 @@ impl Slot {
         self.period == Period::Endless && self.portion.is_none() && self.sampler.is_none()
     }
 
+    /// Returns the guest's events that the event's `total` stands for.
+    pub(crate) fn value(&mut self, total: u64, units: Units) -> u64 {
+        match &mut self.portion {
+            None => units.to_guest(total),
+            Some(time) => {
+                let own = time.own(total);
+                time.give(units.to_guest(own))
+            }
+        }
+    }
+
     /// Samples each `period` of `thread`, at once if the counter `counts`. Returns the number of samples that are kept;
     /// `None`: the kernel refuses.
     pub(crate) fn begin_sampling(

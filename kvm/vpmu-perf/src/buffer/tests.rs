@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use perf_event_open_sys::bindings::PERF_RECORD_MISC_KERNEL;
 
 use super::*;
-use crate::linux::Linux;
+use crate::kernel::Linux;
 
 const PAGE: u64 = 4096;
 const SIZE: u64 = 2 * PAGE;
