@@ -81,7 +81,6 @@ mod follow;
 mod follow;
 mod guest;
 mod intercept;
-mod kvm;
 mod lapic;
 mod memory;
 mod offer;
@@ -104,7 +103,7 @@ pub use cpuid::CpuidEntry;
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, Deadline, DeadlineState};
 pub use error::Error;
 pub use intercept::{Filter, FilterRange, intercept, intercept_beside};
-pub use kvm::{AfterRun, RDPMC_PORT};
+
 pub use memory::{GuestMemory, Words};
 pub use offer::{Offer, Pmu, detect};
 pub use options::{Clock, Follow, Freeze, Lbr, Model, Options, Pebs, Perfmon, Skid, Source};
@@ -119,7 +118,7 @@ pub use seccomp::{
 pub use state::{SavedPmu, State};
 pub use stats::{Arming, CallStacks, Exit, Exits, Replays, Statistics};
 pub use trial::guests_only;
-pub use vcpu::Vcpu;
+pub use vcpu::{AfterRun, RDPMC_PORT, Vcpu};
 pub use vpmu::counter::{Counter, CounterState, Policy};
 pub use vpmu::x86::{Capability, CpuidLeaf, Outcome, amd, intel, lbr, pebs};
 pub use vpmu_perf::{Backing, Flag, GuestsOnly, KICKED, Kick, PerfError, Vendor, overrun};

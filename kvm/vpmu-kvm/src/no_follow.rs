@@ -5,11 +5,11 @@ use std::sync::Arc;
 use vpmu_perf::PerfHost;
 
 use crate::error::Error;
-use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::Options;
 use crate::pmu::VcpuPmu;
+use crate::vcpu::OnKvm;
 
 /// Nobody.
 #[derive(Debug)]

@@ -1,7 +1,5 @@
 //! A VMM's choices.
 
-use std::sync::Arc;
-
 use vpmu::counter::Policy;
 use vpmu::x86::amd;
 pub use vpmu::x86::intel::Version as Perfmon;
@@ -179,10 +177,4 @@ impl Options {
             freeze: self.freeze,
         }
     }
-}
-
-/// Returns a flag for [`Kick::Flag`] in memory of this process.
-pub(crate) fn flag<F: vpmu_perf::Flag + 'static>(flag: &Arc<F>) -> Kick {
-    let flag: Arc<dyn vpmu_perf::Flag> = flag.clone();
-    Kick::Flag(flag)
 }

@@ -21,27 +21,47 @@
 //! which way it was, and the fault is injected. The VMM sees EINTR, which it knows. Its own wishes stay: this crate
 //! sets the byte to 2 where it is 0, and takes nothing but a 2 back.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use vpmu::counter::{Counter, CounterState};
-use vpmu::x86::Outcome;
-use vpmu_perf::{Backing, Kick, PerfHost};
+use vpmu::counter::{Counter, CounterHost, CounterState};
+use vpmu::x86::{CounterConfig, Outcome, Ring};
+use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfHost};
 
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::follow::Follower;
-use crate::kvm::{AfterRun, OnKvm};
+use crate::guest::{self, VcpuGuest};
+use crate::lapic::{self, Lapic, Pmi};
 use crate::memory::GuestMemory;
 use crate::offer::{self, Offer, Pmu};
-use crate::options::{self, Options};
+use crate::options::Options;
 use crate::pmu::VcpuPmu;
 use crate::publish;
-use crate::rdpmc::{Rdpmc, VcpuRdpmc};
+use crate::rdpmc::{self, Rdpmc, VcpuRdpmc};
+use crate::run::{Returned, RunPage};
 use crate::state::State;
-use crate::stats::Statistics;
+use crate::stats::{Exit, Shared, Statistics};
 use crate::sys;
-use crate::thread::Thread;
+use crate::thread::{Thread, unset};
+
+/// A rewritten RDPMC writes to this port. Two bytes of code, as RDPMC: `e6 e6`.
+pub const RDPMC_PORT: u16 = 0xe6;
+const RDPMC_LENGTH: u64 = 2;
+
+/// The way on after a KVM_RUN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an exit that is the VMM's is to be handled"]
+pub enum AfterRun {
+    /// The exit was completed: run the vCPU again.
+    Completed,
+    /// There was no exit: an overflow has taken the vCPU out of the guest, or kept it from entering, and
+    /// `immediate_exit` is not 1. Run the vCPU again. A signal of the VMM's own may have come at the same time.
+    Kicked,
+    /// The exit, or the interruption by a signal, is the VMM's, and is left as KVM has made it.
+    Vmm,
+}
 
 /// One vCPU of KVM's with the parts that its guest is offered. Its PMU is counted by perf events of the vCPU's thread.
 ///
@@ -75,22 +95,16 @@ impl Vcpu {
         options: &Options,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
-        // The descriptors are tried first: a wrong one is an error before perf is asked for anything.
-        let kvm = OnKvm::new(vm, vcpu)?;
-        let (pmu, thread) = match &offer.pmu {
-            None => (None, None),
-            Some(pmu) => {
-                let (memory, statistics) = (Arc::clone(&memory), kvm.statistics.clone());
-                let vcpu_pmu = VcpuPmu::new(pmu, options.policy, memory, statistics)?;
-                // The TSC's rate is read when a thread begins to run the vCPU, and again with each slice.
-                let thread = Thread::new(pmu, options, options::flag(&kvm.run), 0)?;
-                (Some(vcpu_pmu), Some(thread))
-            }
-        };
-        let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), options)?;
-        let this = Self::with(kvm, pmu, thread, offer.deadline, options.clone(), memory)?;
+        let mut this = Self::new(vm, vcpu, offer, options, memory)?;
+        if let Some(pmu) = &offer.pmu {
+            let kick = Kick::Flag(this.kvm.run.clone());
+            // The TSC's rate is read when a thread begins to run the vCPU, and again with each slice.
+            this.thread = Some(Thread::new(pmu, options, kick, 0)?);
+        }
+        let memory = Arc::clone(&this.memory);
+        this.follower = Follower::attach(&this.kvm, offer, memory, options)?;
         this.kvm.statistics.lock().slot = publish::take_slot(&this.offer(), this.backing());
-        Ok(Self { follower, ..this })
+        Ok(this)
     }
 
     /// Continues a saved guest without its paravirtual PMU, for instance on a host without perf. The guest's page says
@@ -106,14 +120,11 @@ impl Vcpu {
         state: &State,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
-        let (offer, options) = (state.offer(), Options::default());
-        let Some(pmu @ Pmu::Paravirtual(_)) = &offer.pmu else {
+        let offer = state.offer();
+        if !matches!(offer.pmu, Some(Pmu::Paravirtual(_))) {
             return Err(Error::OtherOffer);
-        };
-        let kvm = OnKvm::new(vm, vcpu)?;
-        let statistics = kvm.statistics.clone();
-        let pmu = VcpuPmu::new(pmu, options.policy, Arc::clone(&memory), statistics)?;
-        let mut this = Self::with(kvm, Some(pmu), None, offer.deadline, options, memory)?;
+        }
+        let mut this = Self::new(vm, vcpu, &offer, &Options::default(), memory)?;
         // Only with the page's address from the state can the device write there that it leaves.
         this.restore(state)?;
         if let Some(pmu) = &mut this.pmu {
@@ -122,15 +133,21 @@ impl Vcpu {
         Ok(this)
     }
 
-    fn with(
-        mut kvm: OnKvm,
-        pmu: Option<VcpuPmu<PerfHost>>,
-        thread: Option<Thread>,
-        deadline: bool,
-        options: Options,
+    fn new(
+        vm: &impl AsRawFd,
+        vcpu: &impl AsRawFd,
+        offer: &Offer,
+        options: &Options,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
-        if deadline {
+        // The descriptors are tried first: a wrong one is an error before perf is asked for anything.
+        let mut kvm = OnKvm::new(vm, vcpu)?;
+        let pmu = offer.pmu.as_ref().map(|pmu| {
+            let (memory, statistics) = (Arc::clone(&memory), kvm.statistics.clone());
+            VcpuPmu::new(pmu, options.policy, memory, statistics)
+        });
+        let pmu = pmu.transpose()?;
+        if offer.deadline {
             let (vm, vcpu) = (Arc::clone(&kvm.vm), Arc::clone(&kvm.vcpu));
             kvm.deadline = Some(Arc::new(Deadline::new(vm, vcpu, Arc::clone(&memory))?));
         }
@@ -138,9 +155,9 @@ impl Vcpu {
             kvm,
             pmu,
             follower: None,
-            thread,
+            thread: None,
             memory,
-            options,
+            options: options.clone(),
         })
     }
 
@@ -212,10 +229,16 @@ impl Vcpu {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
             thread.before_run(pmu, tsc_hz, |offer, perf| {
                 self.kvm.statistics.lock().slot.show_thread();
+                let mut host = PerfHost::new(perf)?;
+                let (vcpu, run) = (Arc::clone(&self.kvm.vcpu), Arc::clone(&self.kvm.run));
                 // Samples need the guest's TSC, and records its memory, too.
-                let records = offer.has_pebs() || offer.capability().is_none();
-                let memory = records.then(|| Arc::clone(&self.memory));
-                self.kvm.host(perf, memory)
+                if offer.has_pebs() || offer.capability().is_none() {
+                    let (vcpu, memory) = (Arc::clone(&vcpu), Arc::clone(&self.memory));
+                    host.set_guest(VcpuGuest::new(vcpu, run, memory));
+                }
+                // Without the vCPU's own answer the ring is that of perf's last sample, some 50 microseconds old.
+                host.set_ring(move || guest::ring_of(&vcpu));
+                Ok(host)
             })?;
         }
         if let Some(deadline) = &self.kvm.deadline {
@@ -311,7 +334,7 @@ impl Vcpu {
             return Err(Error::OtherOffer);
         }
         self.stop_following();
-        self.forget_exit();
+        self.kvm.reset();
         // The PMU goes first, because it can still refuse without a trace. A deadline may interrupt the guest at once.
         if let (Some(pmu), Some(saved)) = (&mut self.pmu, &state.pmu) {
             let told = saved.offer();
@@ -373,13 +396,221 @@ impl Vcpu {
             deadline.reset();
         }
         self.stop_following();
-        self.forget_exit();
+        self.kvm.reset();
+    }
+}
+
+/// A vCPU of KVM's, and what answers its guest's accesses beside the PMU.
+#[derive(Debug)]
+pub(crate) struct OnKvm {
+    pub(crate) vm: Arc<OwnedFd>,
+    pub(crate) vcpu: Arc<OwnedFd>,
+    pub(crate) run: Arc<RunPage>,
+    /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
+    pub(crate) fault: Option<u64>,
+    /// The way of RDPMC to the VMM where no kernel is rewritten.
+    pub(crate) rdpmc: Option<VcpuRdpmc>,
+    /// `None`: the guest has no lazy deadline.
+    pub(crate) deadline: Option<Arc<Deadline>>,
+    pub(crate) statistics: Shared,
+}
+
+impl OnKvm {
+    pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
+        sys::check_vm(vm)?;
+        let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
+        // Descriptors of other kinds do not have this call.
+        sys::lapic(&vcpu).map_err(|error| match error {
+            Error::Kvm(_, errno) => Error::NoLapic(errno),
+            error => error,
+        })?;
+        Ok(Self {
+            // A mapping of its own: the VMM's binding need not lend its.
+            run: Arc::new(RunPage::map(&vcpu)?),
+            vm: Arc::new(vm),
+            // Shared with what reads the guest's registers in a sample, which may be on its way while this object moves.
+            vcpu: Arc::new(vcpu),
+            fault: None,
+            rdpmc: None,
+            deadline: None,
+            statistics: Shared::new(),
+        })
+    }
+
+    /// Delivers the interrupt that is due, and prepares the page for the next KVM_RUN.
+    pub(crate) fn before_run<H: CounterHost<CounterConfig>>(
+        &mut self,
+        pmu: &mut Option<VcpuPmu<H>>,
+    ) -> Result<(), Error> {
+        if let Some(pmu) = pmu
+            && pmu.pmi_is_due()
+        {
+            // A paravirtual PMU's interrupt is an NMI, whatever LVTPC says.
+            let lapic = match pmu.is_architectural() {
+                true => Some(Lapic::of(&self.vcpu)?),
+                false => None,
+            };
+            let lvtpc = lapic.as_ref().map_or(lapic::NMI, Lapic::lvtpc);
+            match (pmu.take_pmi(lvtpc), lapic) {
+                // KVM_NMI asks no local APIC, so that it also reaches a vCPU whose APIC is disabled.
+                (Some(Pmi::Nmi), _) => sys::nmi(&self.vcpu)?,
+                (Some(Pmi::Vector(vector)), Some(lapic)) => {
+                    lapic::signal(&self.vm, lapic.id(), vector)?;
+                }
+                (Some(Pmi::Vector(_)), None) | (None, _) => {}
+            }
+        }
+        self.run.before_run();
+        if self.fault.is_some() {
+            // The VMM's own request has the same effect.
+            let flag = self.run.flag();
+            let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
+            self.run.expect_regs();
+        }
+        Ok(())
+    }
+
+    /// Completes the exit if it is one of the parts'. `overflowed`: an overflow was signalled during the run.
+    pub(crate) fn after_run<H: CounterHost<CounterConfig>>(
+        &mut self,
+        pmu: &mut Option<VcpuPmu<H>>,
+        overflowed: bool,
+    ) -> Result<AfterRun, Error> {
+        let completed = match self.run.returned() {
+            Returned::NoExit => {
+                self.statistics.lock().count(Exit::Kick);
+                return self.no_exit(overflowed);
+            }
+            // An access that no part knows stays as KVM has made it, so that the VMM's own handler finds it untouched.
+            Returned::Rdmsr(index) => {
+                let outcome = self.access(index, None, pmu)?;
+                self.run.complete_msr(outcome)
+            }
+            Returned::Wrmsr(index, value) => {
+                let outcome = self.access(index, Some(value), pmu)?;
+                self.run.complete_msr(outcome)
+            }
+            Returned::Out(RDPMC_PORT) => self.rdpmc(pmu)?,
+            Returned::Out(rdpmc::ENTRY_PORT) => match &self.rdpmc {
+                Some(rdpmc) => rdpmc.entered(&self.vcpu, &self.run, pmu)?,
+                None => false,
+            },
+            Returned::Out(_) | Returned::Debug | Returned::Other => false,
+        };
+        Ok(match completed {
+            true => AfterRun::Completed,
+            false => AfterRun::Vmm,
+        })
     }
 
     /// Forgets the last exit: the vCPU goes on elsewhere. A fault that was to be injected belongs to an instruction that it
     /// does not execute, and the registers in `kvm_run` are not its registers any more.
-    fn forget_exit(&mut self) {
-        self.kvm.reset();
-        self.kvm.run.expect_regs();
+    pub(crate) fn reset(&mut self) {
+        if self.fault.take().is_some() {
+            unset(&*self.run);
+        }
+        self.run.expect_regs();
+    }
+
+    fn no_exit(&mut self, overflowed: bool) -> Result<AfterRun, Error> {
+        // Read before a fault takes its own request back.
+        let flag = self.run.flag().load(Ordering::SeqCst);
+        self.inject_fault()?;
+        Ok(match flag {
+            KICKED => AfterRun::Kicked,
+            // Another kick than the flag's leaves no trace there.
+            // A 1 is the VMM's, whatever else has happened: it must see EINTR, or its pause would be lost.
+            0 if overflowed => AfterRun::Kicked,
+            _ => AfterRun::Vmm,
+        })
+    }
+
+    /// Performs RDMSR, or WRMSR of the value that is `written`.
+    fn access<H: CounterHost<CounterConfig>>(
+        &mut self,
+        msr: u32,
+        written: Option<u64>,
+        pmu: &mut Option<VcpuPmu<H>>,
+    ) -> Result<Outcome, Error> {
+        if let Some(rdpmc) = &mut self.rdpmc {
+            // Only with RDPMC the guest has a PMU.
+            if !rdpmc.permits(msr, &self.vcpu)? {
+                return Ok(Outcome::GeneralProtection);
+            }
+            if written.is_none() {
+                let outcome = rdpmc.rdmsr(msr, &self.vcpu, &self.run, pmu);
+                if outcome != Outcome::NotHandled {
+                    return Ok(outcome);
+                }
+            }
+        }
+        // The PMU is asked first, as nearly all accesses are for it, and counts its own.
+        let outcome = pmu.as_mut().map(|pmu| match written {
+            None => pmu.rdmsr(msr),
+            Some(value) => pmu.wrmsr(msr, value),
+        });
+        let (None | Some(Outcome::NotHandled), Some(deadline)) = (outcome, &self.deadline) else {
+            return Ok(outcome.unwrap_or(Outcome::NotHandled));
+        };
+        let (outcome, exit) = match written {
+            None => (deadline.rdmsr(msr), Exit::MsrRead(msr)),
+            Some(value) => (deadline.wrmsr(msr, value), Exit::MsrWrite(msr)),
+        };
+        if outcome != Outcome::NotHandled {
+            self.statistics.lock().count(exit);
+        }
+        Ok(outcome)
+    }
+
+    /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten: from a process that has been given ports (iopl,
+    /// ioperm) the write is none, and CR4.PCE does not matter. Returns `false` for it, and where no PMU has RDPMC: the port
+    /// is the VMM's.
+    fn rdpmc<H: CounterHost<CounterConfig>>(
+        &mut self,
+        pmu: &mut Option<VcpuPmu<H>>,
+    ) -> Result<bool, Error> {
+        let Some(pmu) = pmu else {
+            return Ok(false);
+        };
+        let (rcx, rip) = self.run.rcx_and_rip();
+        // Processes have the lower half. The question would take a system call for each RDPMC of a kernel.
+        let is_upper = rip >> 63 != 0;
+        if !is_upper && sys::sregs(&self.vcpu)?.ss.dpl != 0 {
+            return Ok(false);
+        }
+        // RDPMC takes ECX, whatever the high half of RCX holds (SDM vol. 2B).
+        match pmu.rdpmc(rcx as u32, Ring::Kernel) {
+            Outcome::NotHandled => return Ok(false),
+            // RDPMC clears the high halves of RAX and RDX in 64-bit mode.
+            Outcome::Value(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),
+            Outcome::Done | Outcome::GeneralProtection => self.fault = Some(rip),
+        }
+        Ok(true)
+    }
+
+    /// Injects #GP(0) in place of the RDPMC that KVM has stepped over.
+    fn inject_fault(&mut self) -> Result<(), Error> {
+        const GP: u8 = 13;
+        let Some(at) = self.fault else {
+            return Ok(());
+        };
+        if !self.run.has_regs() {
+            // The VMM has not called KVM_RUN.
+            return Ok(());
+        }
+        self.fault = None;
+        unset(&*self.run);
+        let mut regs = sys::regs(&self.vcpu)?;
+        // Where KVM's emulator has decoded the port write, RIP was behind the instruction at the exit already, and has not
+        // moved since; else KVM has stepped over it in the KVM_RUN that has just returned.
+        regs.rip = match regs.rip == at {
+            true => at.wrapping_sub(RDPMC_LENGTH),
+            false => at,
+        };
+        sys::set_regs(&self.vcpu, &regs)?;
+        sys::inject(&self.vcpu, GP, Some(0))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,12 +18,12 @@ use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
 
 use crate::error::Error;
 use crate::guest::{ring, system};
-use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
 use crate::stats::CallStacks;
 use crate::sys;
 use crate::sys::keys::Keys;
+use crate::vcpu::OnKvm;
 
 /// Pages that are remembered for one stack.
 const PAGES: usize = 32;

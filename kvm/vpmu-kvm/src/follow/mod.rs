@@ -46,7 +46,6 @@ use vpmu_perf::{Flag, KICKED, Kick, PerfHost};
 
 use crate::error::Error;
 use crate::guest::{registers, ring, system};
-use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::{Follow, Options};
@@ -57,6 +56,7 @@ use crate::sys;
 use crate::sys::debug;
 use crate::sys::keys::Keys;
 use crate::thread::unset;
+use crate::vcpu::OnKvm;
 use calls::Calls;
 use guard::Guard;
 use replay::Replays;

@@ -21,11 +21,11 @@ use vpmu_x86::{Executed, Stop};
 use super::stopped::are_over;
 use crate::error::Error;
 use crate::guest::{kvm_registers, registers, ring, system};
-use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
 use crate::sys::keys::Keys;
 use crate::sys::{self, debug};
+use crate::vcpu::OnKvm;
 
 /// Most instructions of a replay: twice as many as Linux 6.12 executes to read 32 records; and where interrupts are not
 /// blocked.

@@ -10,7 +10,6 @@ use crate::intercept::{Filter, FilterRange};
 use crate::offer::Offer;
 use crate::options::Options;
 use crate::pmu::tests::{self as fake, Host, pmu};
-use crate::vcpu::Vcpu;
 
 #[path = "../../tests/kvm/guest.rs"]
 #[expect(dead_code, reason = "the tests of the crate as a VMM uses it use more")]
