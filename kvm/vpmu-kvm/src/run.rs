@@ -7,6 +7,8 @@
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
 use std::os::fd::AsFd;
+#[cfg(feature = "lbr")]
+use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU8;
 
@@ -21,6 +23,8 @@ use vpmu::x86::Outcome;
 use vpmu_perf::Flag;
 
 use crate::error::Error;
+#[cfg(feature = "lbr")]
+use crate::sys;
 
 const PAGE: usize = 4096;
 /// An address that no vCPU's RIP has: it is not canonical.
@@ -196,6 +200,11 @@ impl RunPage {
 /// What the follower alone asks.
 #[cfg(feature = "lbr")]
 impl RunPage {
+    /// Returns the general registers of `vcpu`, whose page this is, also where KVM has not given them.
+    pub(crate) fn regs_of(&self, vcpu: &impl AsRawFd) -> Result<kvm_regs, Error> {
+        self.regs().map_or_else(|| sys::regs(vcpu), Ok)
+    }
+
     /// Returns the register and the value of an RDMSR that has been answered.
     pub(crate) fn answered(&self) -> Option<(u32, u64)> {
         match self.returned() {

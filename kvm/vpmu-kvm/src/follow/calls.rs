@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::guest::{ring, system};
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
-use crate::stats::CallStacks;
+use crate::stats::{CallStacks, Statistics};
 use crate::sys;
 use crate::sys::keys::Keys;
 use crate::vcpu::OnKvm;
@@ -108,10 +108,7 @@ impl Calls {
         keys: &Keys,
         (filter, wanted): (Filter, u8),
     ) -> Result<(), Error> {
-        let regs = match kvm.run.regs() {
-            Some(regs) => regs,
-            None => sys::regs(&kvm.vcpu)?,
-        };
+        let regs = kvm.run.regs_of(&kvm.vcpu)?;
         let sregs = sys::sregs(&kvm.vcpu)?;
         // A call of KVM's, for each page otherwise. The program does not run meanwhile.
         let asked = OnceCell::new();
@@ -126,7 +123,10 @@ impl Calls {
             }
             pmu.take_branches(branches.iter().rev().flatten());
         }
-        pmu.count_calls(&counts);
+        kvm.statistics.lock().add(&Statistics {
+            call_stacks: counts,
+            ..Statistics::default()
+        });
         pmu.end_following();
         Ok(())
     }

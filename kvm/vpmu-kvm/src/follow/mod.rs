@@ -28,7 +28,6 @@
 mod calls;
 mod guard;
 mod replay;
-mod stopped;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -60,7 +59,6 @@ use crate::vcpu::OnKvm;
 use calls::Calls;
 use guard::Guard;
 use replay::Replays;
-use stopped::{Stopped, are_over};
 use trace::{Places, Trace};
 use vpmu_x86::predict::Predictor;
 use walk::{Resume, Start, TF, walk};
@@ -233,9 +231,8 @@ impl Follower {
         let is_over =
             (self.run.as_ref()).is_some_and(|run| run.exits >= self.most || run.is_late());
         if is_over {
-            pmu.count_overrun();
-        }
-        if !is_over {
+            kvm.statistics.lock().replays.overruns += 1;
+        } else {
             self.take(kvm, pmu, wanted.into())?;
         }
         let wanted = pmu.branches_awaited();
@@ -317,15 +314,12 @@ impl Follower {
         let (Some(filter), Some(run)) = (pmu.branch_filter(), &mut self.run) else {
             return Ok(false);
         };
-        let regs = match kvm.run.regs() {
-            Some(regs) => regs,
-            None => sys::regs(&kvm.vcpu)?,
-        };
+        let regs = kvm.run.regs_of(&kvm.vcpu)?;
         let sregs = match run.exits == 0 {
             true => sys::sregs(&kvm.vcpu)?,
             false => kvm.run.sregs(),
         };
-        let is_calm = run.is_calm || is_untouched(kvm)?;
+        let is_calm = run.is_calm || debug::is_untouched(&kvm.vcpu, true)?;
         if !is_calm || !can_follow(&regs, &sregs) {
             return Ok(false);
         }
@@ -347,7 +341,7 @@ impl Follower {
         };
         let goes = walk(&start, &*self.memory, &mut self.predictor, &mut self.trace);
         if self.trace.is_cut {
-            pmu.count_overrun();
+            kvm.statistics.lock().replays.overruns += 1;
         }
         if !goes {
             return Ok(false);
@@ -386,7 +380,7 @@ impl Follower {
             unset(&*kvm.run);
             if is_ours && returned == Returned::NoExit {
                 self.is_between = false;
-                pmu.count(Exit::Follow);
+                kvm.statistics.lock().count(Exit::Follow);
                 return Ok(true);
             }
         }
@@ -403,16 +397,12 @@ impl Follower {
             // The vCPU was not run.
             None => return Ok(false),
         };
-        let stopped = Stopped {
-            regs: &regs,
-            sregs: &sregs,
-            before: (run.cr2, run.cr3),
-        };
         let is_ours = returned == Returned::Debug;
         if self.trace.is_opaque {
             self.predictor.forget_pages();
         }
-        let taken = stopped.branches(&self.trace, is_ours);
+        let control = (run.cr2, run.cr3);
+        let taken = self.trace.taken(&regs, &sregs, control, is_ours);
         if is_ours && regs.rip == before.rip {
             match taken {
                 Some(_) => self.resume = Resume::Works,
@@ -420,7 +410,7 @@ impl Follower {
                     // The breakpoint was seen before the instruction was executed.
                     self.resume = Resume::Fails;
                     run.is_calm = true;
-                    pmu.count(Exit::Follow);
+                    kvm.statistics.lock().count(Exit::Follow);
                     return Ok(true);
                 }
                 None => {}
@@ -432,7 +422,7 @@ impl Follower {
         }
         run.is_calm = is_ours;
         if is_ours {
-            pmu.count(Exit::Follow);
+            kvm.statistics.lock().count(Exit::Follow);
             if kvm.run.debug_hits() & 0xf == 0 {
                 // The guest's own INT1, or a step that its IRET has begun.
                 run.is_calm = false;
@@ -479,12 +469,6 @@ fn sees_stores() -> bool {
     files
         .iter()
         .all(|file| fs::read_to_string(file).map_or(true, is_on))
-}
-
-/// Returns whether the guest takes its next instruction from where it is: nothing is about to be delivered, and its debug
-/// registers are unused.
-fn is_untouched(kvm: &OnKvm) -> Result<bool, Error> {
-    Ok(are_over(&sys::events(&kvm.vcpu)?) && debug::breakpoints(&kvm.vcpu)? == 0)
 }
 
 /// Returns whether the guest is in 64-bit code at CPL 0 or 3, and steps not itself.

@@ -18,7 +18,6 @@ use vpmu_perf::PerfHost;
 use vpmu_x86::replay::{Branched, Budget, Code, Dropped, Goal, Replayer, Start};
 use vpmu_x86::{Executed, Stop};
 
-use super::stopped::are_over;
 use crate::error::Error;
 use crate::guest::{kvm_registers, registers, ring, system};
 use crate::memory::GuestMemory;
@@ -286,10 +285,7 @@ impl Replays {
         sregs: &kvm_sregs,
         (filter, wanted): (Filter, usize),
     ) -> Result<(), Error> {
-        let regs = match kvm.run.regs() {
-            Some(regs) => regs,
-            None => sys::regs(&kvm.vcpu)?,
-        };
+        let regs = kvm.run.regs_of(&kvm.vcpu)?;
         let ring = ring(sregs, &regs);
         let start = Start {
             registers: &registers(&regs),
@@ -299,12 +295,7 @@ impl Replays {
         if !self.plan_branches(&start, memory, ring, filter, wanted) {
             return Ok(());
         }
-        let is_free = !kvm.run.is_elsewhere() && {
-            let events = sys::events(&kvm.vcpu)?;
-            let is_shadowed = events.interrupt.shadow != 0;
-            !is_shadowed && are_over(&events) && debug::breakpoints(&kvm.vcpu)? == 0
-        };
-        if !is_free {
+        if kvm.run.is_elsewhere() || !debug::is_untouched(&kvm.vcpu, false)? {
             self.forget();
         }
         match self.store(&regs, memory) {

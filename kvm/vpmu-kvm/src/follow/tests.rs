@@ -7,7 +7,7 @@ use vpmu::x86::lbr::{Branch, Filter, Kind, Kinds};
 
 use vpmu_x86::predict::Predictor;
 
-use super::trace::Trace;
+use super::trace::{Leaf, Trace};
 use super::walk::{LONGEST, Resume, Start, walk};
 use crate::guest::{registers, system};
 use crate::memory::GuestMemory;
@@ -93,8 +93,8 @@ fn trace_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Optio
 fn leaves(trace: &Trace) -> Vec<(u64, Vec<(u64, u64)>)> {
     let offset = |at: u64| at.wrapping_sub(CODE);
     let pair = |branch: &Branch| (offset(branch.from), offset(branch.to));
-    let leaf = |leaf: &_| {
-        let (branches, off) = trace.taken(leaf);
+    let leaf = |leaf: &Leaf| {
+        let (branches, off) = (&trace.branches[..leaf.branches], leaf.off);
         branches.iter().chain(&off).map(pair).collect()
     };
     trace

@@ -1,8 +1,11 @@
 //! What a vCPU is going to execute, and where it is seen to be.
 
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::Branch;
 use vpmu_x86::word::Masked;
+
+use crate::guest::{registers, ring};
 
 /// Breakpoints that a processor has.
 pub(super) const BREAKPOINTS: usize = 4;
@@ -93,14 +96,37 @@ impl Trace {
         self.visited.binary_search(&ip).is_ok()
     }
 
-    /// Returns the branches that a vCPU at `leaf` has taken: those of the trace, and the one that leads off.
-    pub(super) fn taken(&self, leaf: &Leaf) -> Taken<'_> {
-        (&self.branches[..leaf.branches], leaf.off)
+    /// Returns the branches that a vCPU which has stopped with these registers, at a breakpoint or elsewhere, has taken on its
+    /// trace. `None`: it is not seen where it was to be. `before`: CR2 and CR3 with which it set out.
+    pub(super) fn taken(
+        &self,
+        regs: &kvm_regs,
+        sregs: &kvm_sregs,
+        before: (u64, u64),
+        is_break: bool,
+    ) -> Option<Taken<'_>> {
+        let (cr2, cr3) = before;
+        let leaf = self.leaves.iter().find(|leaf| leaf.ip == regs.rip);
+        let is_same_space = self.is_opaque || sregs.cr3 == cr3;
+        match leaf.filter(|_| is_break) {
+            Some(leaf) => {
+                let is_ring = ring(sregs, regs) == leaf.ring;
+                let is_faultless = leaf.is_fault || sregs.cr2 == cr2;
+                let is_expected = are(&leaf.general, &registers(regs).general) && is_ring;
+                // Those of the trace, and the one that leads off.
+                let taken = (&self.branches[..leaf.branches], leaf.off);
+                (is_expected && is_faultless && is_same_space).then_some(taken)
+            }
+            None => {
+                let is_here = is_same_space && sregs.cr2 == cr2;
+                self.taken_at(regs.rip).filter(|_| is_here)
+            }
+        }
     }
 
     /// Returns the branches that a vCPU that was stopped at no leaf has taken. `None`: the trace comes by there more than
     /// once, or not at all.
-    pub(super) fn taken_at(&self, ip: u64) -> Option<Taken<'_>> {
+    fn taken_at(&self, ip: u64) -> Option<Taken<'_>> {
         let mut here = self.steps.iter().filter(|(at, _)| *at == ip);
         let &(_, branches) = here.next()?;
         let is_alone = here.next().is_none();

@@ -6,7 +6,6 @@ use vpmu::x86::lbr::{Branch, Filter, MAX_DEPTH, is_record};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use super::{Engine, VcpuPmu};
-use crate::stats::{CallStacks, Exit, Statistics};
 use vpmu_x86::Executed;
 
 impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
@@ -85,11 +84,6 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
         expected.checked_sub(1)
     }
 
-    /// Counts a run that has ended early, because its time, its exits or its room were used up.
-    pub(crate) fn count_overrun(&self) {
-        self.statistics.lock().replays.overruns += 1;
-    }
-
     /// Counts a replay, and what was executed for this ring of the guest. `None`: it was dropped.
     pub(crate) fn count_replay(&mut self, executed: Option<Executed>, ring: Ring) {
         let mut statistics = self.statistics.lock();
@@ -114,18 +108,5 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
                 pmu.emulated(event, times.into(), ring, &mut self.host);
             }
         }
-    }
-
-    /// Counts a stack of open calls.
-    pub(crate) fn count_calls(&self, counts: &CallStacks) {
-        self.statistics.lock().add(&Statistics {
-            call_stacks: *counts,
-            ..Statistics::default()
-        });
-    }
-
-    /// Counts an exit by which the guest was followed.
-    pub(crate) fn count(&self, exit: Exit) {
-        self.statistics.lock().count(exit);
     }
 }

@@ -40,6 +40,17 @@ pub(crate) fn no_breaks(vcpu: &impl AsRawFd) -> Result<(), Error> {
     set(vcpu, "KVM_SET_GUEST_DEBUG", SET_GUEST_DEBUG, &none).map(drop)
 }
 
+/// Returns whether the guest takes its next instruction from where it is: nothing is about to be delivered, and its debug
+/// registers are unused. `shadowed`: also where an instruction before keeps interrupts from it.
+pub(crate) fn is_untouched(vcpu: &impl AsRawFd, shadowed: bool) -> Result<bool, Error> {
+    let events = super::events(vcpu)?;
+    let exception = events.exception;
+    let is_delivered = exception.injected | exception.pending | events.interrupt.injected;
+    let is_over = (is_delivered | events.nmi.injected | events.smi.pending) == 0;
+    let is_calm = is_over && (shadowed || events.interrupt.shadow == 0);
+    Ok(is_calm && breakpoints(vcpu)? == 0)
+}
+
 /// Returns the bits of the guest's DR7 that enable breakpoints.
 pub(crate) fn breakpoints(vcpu: &impl AsRawFd) -> Result<u64, Error> {
     let debug: kvm_debugregs = get(vcpu, "KVM_GET_DEBUGREGS", GET_DEBUGREGS)?;
