@@ -4,17 +4,14 @@
 //! then have the hypervisor's time in them. So before hardware counters are promised to a guest, they are tried, once for
 //! the process. Where no guest can be run for that, the promise is believed.
 //!
-//! UNSAFETY: makes a VM, a vCPU and their memory by C interfaces.
+//! UNSAFETY: makes a VM and a vCPU by C interfaces.
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
 use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_userspace_memory_region};
-use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use vpmu_perf::GuestsOnly;
 
 use crate::error::Error;
@@ -25,7 +22,6 @@ use crate::sys;
 const ROUNDS: u32 = 3_000_000;
 /// The guest's only page, and its first instruction.
 const AT: u64 = 0x1000;
-const PAGE: usize = 4096;
 
 static FOUND: OnceLock<Option<GuestsOnly>> = OnceLock::new();
 
@@ -62,18 +58,12 @@ struct TinyGuest {
     run: RunPage,
     // Dropped last: the VM's memory.
     _vm: OwnedFd,
-    _memory: Memory,
+    _page: Box<Page>,
 }
 
-/// A page of this process.
-struct Memory(NonNull<u8>);
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `TinyGuest::new`, and the VM that uses the page is dropped before.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), PAGE) };
-    }
-}
+/// A page of this process, as KVM takes it for memory.
+#[repr(align(4096))]
+struct Page([u8; 4096]);
 
 impl TinyGuest {
     fn new(rounds: u32) -> Result<Self, Error> {
@@ -86,22 +76,12 @@ impl TinyGuest {
             unsafe { OwnedFd::from_raw_fd(fd.cast_signed()) }
         };
         let vm = owned(sys::no_memory(&kvm, "KVM_CREATE_VM", sys::CREATE_VM, 0)?);
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let page = unsafe {
-            let access = ProtFlags::READ | ProtFlags::WRITE;
-            mmap_anonymous(ptr::null_mut(), PAGE, access, MapFlags::PRIVATE)
-        };
-        let refused = |error: Errno| Error::Kvm("mmap of a guest's page", error.raw_os_error());
-        let page = page.map_err(refused)?;
-        let page = NonNull::new(page.cast::<u8>());
-        let memory = Memory(page.ok_or(Error::Kvm("mmap of a guest's page", libc::EFAULT))?);
-        let code = code(rounds);
-        // SAFETY: the page is this function's, and longer than the code.
-        unsafe { memory.0.copy_from(NonNull::from(&code).cast(), code.len()) };
+        let (mut page, code) = (Box::new(Page([0; 4096])), code(rounds));
+        page.0[..code.len()].copy_from_slice(&code);
         let region = kvm_userspace_memory_region {
             guest_phys_addr: AT,
-            memory_size: PAGE as u64,
-            userspace_addr: memory.0.as_ptr() as u64,
+            memory_size: size_of::<Page>() as u64,
+            userspace_addr: page.0.as_mut_ptr().expose_provenance() as u64,
             ..Default::default()
         };
         sys::set(
@@ -125,7 +105,7 @@ impl TinyGuest {
             run: RunPage::map(&vcpu)?,
             vcpu,
             _vm: vm,
-            _memory: memory,
+            _page: page,
         })
     }
 
