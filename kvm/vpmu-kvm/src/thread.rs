@@ -78,7 +78,9 @@ impl Thread {
             host.forget_guest();
         }
         // The kick is taken back before the check for overflows, so that no overflow is without its kick.
-        self.take_back();
+        if let Kick::Flag(flag) = &self.perf.kick {
+            unset(&**flag);
+        }
         // Between two runs no other thread has to be kept out.
         if self.slice.reads_clock() {
             pmu.publish_all();
@@ -120,13 +122,6 @@ impl Thread {
         // Last: a counter that is enabled counts from here on.
         pmu.load();
         Ok(())
-    }
-
-    /// Takes back the kick that an overflow has left behind.
-    fn take_back(&self) {
-        if let Kick::Flag(flag) = &self.perf.kick {
-            unset(&**flag);
-        }
     }
 }
 
