@@ -66,7 +66,7 @@ fn load_any_kernel(
     memory: &GuestMemoryMmap,
     config: &Config,
 ) -> Result<(u64, u64, setup_header), Error> {
-    let rewrite = is_rewritten(config);
+    let rewrite = (config.pmu.as_ref()).is_some_and(|pmu| pmu.rdpmc == Rdpmc::Load);
     if !rewrite && let Some(image) = bzimage::open(&config.kernel)? {
         return bzimage::load(memory, config, image);
     }
@@ -79,11 +79,6 @@ fn load_any_kernel(
         ..Default::default()
     };
     Ok((kernel.entry(), end, header))
-}
-
-/// Returns whether the kernel's RDPMCs are rewritten.
-fn is_rewritten(config: &Config) -> bool {
-    config.pmu.is_some_and(|pmu| pmu.rdpmc == Rdpmc::Load)
 }
 
 fn open_kernel(config: &Config, rewrite: bool) -> Result<Kernel, Error> {

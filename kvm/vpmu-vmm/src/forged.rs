@@ -55,7 +55,7 @@ pub fn read(file: &[u8]) -> Result<(), Error> {
     reader.memory(&memory)?;
     // A host without any feature.
     let nothing = CpuId::new(0).expect("no leaves");
-    let checked = vm::check(&state, state.pmu_options(), &nothing);
+    let checked = vm::check(&state, state.pmu_options().as_ref(), &nothing);
     for saved in &state.vcpus {
         saved.cpuid()?;
         saved.parts.try_restore(Arc::new(memory.clone()));

@@ -9,7 +9,6 @@
 mod acpi;
 mod boot;
 mod cpuid;
-mod deadline;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod forged;
@@ -23,8 +22,8 @@ mod vm;
 
 use std::path::PathBuf;
 
-pub use vpmu_kvm::{Backing, Follow, Freeze, Lbr, Model, Pebs, Perfmon, Skid, Vendor, amd};
-use vpmu_kvm::{Clock, Options, Policy, Source};
+use vpmu_kvm::Policy;
+pub use vpmu_kvm::{Model, Options, Skid};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -75,28 +74,16 @@ pub struct Restore {
 }
 
 /// The kind of a PMU.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PmuOptions {
     /// The model of the PMU.
     pub model: Model,
-    /// The policy for calls to the host.
-    pub policy: Policy,
-    /// What counts; `None`: hardware counters where there are any, which other VMs may want for themselves.
-    pub backing: Option<Backing>,
-    /// Whether time stands in for instructions and branches, where nothing can count them.
+    /// How the host works for the guest.
+    pub options: Options,
+    /// Whether time stands in for instructions and branches, where a saved guest goes on without hardware counters.
     pub approximate_instructions: bool,
-    /// The time that counts where a clock does.
-    pub freeze: Freeze,
-    /// The way in which PEBS records are collected.
-    pub pebs: Pebs,
-    /// Whether PEBS records may be late.
-    pub skid: Skid,
     /// The way of the guest's RDPMC to the VMM.
     pub rdpmc: Rdpmc,
-    /// The last branch records that the guest is offered.
-    pub lbr: Lbr,
-    /// The way in which the guest is followed for them.
-    pub follow: Follow,
 }
 
 /// The way of a guest's RDPMC to the VMM.
@@ -110,29 +97,8 @@ pub enum Rdpmc {
 }
 
 impl PmuOptions {
-    pub(crate) fn is_paravirtual(self) -> bool {
+    pub(crate) fn is_paravirtual(&self) -> bool {
         self.model == Model::Paravirtual
-    }
-
-    pub(crate) fn options(self) -> Options {
-        let clock = match self.approximate_instructions {
-            true => Clock::Approximate,
-            false => Clock::Cycles,
-        };
-        Options {
-            source: match self.backing {
-                None => Source::Best(clock),
-                Some(Backing::Hardware) => Source::Hardware,
-                Some(Backing::Clock) => Source::Clock(clock),
-            },
-            freeze: self.freeze,
-            policy: self.policy,
-            pebs: self.pebs,
-            skid: self.skid,
-            lbr: self.lbr,
-            follow: self.follow,
-            signal: None,
-        }
     }
 }
 

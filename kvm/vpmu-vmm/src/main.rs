@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Rdpmc, Restore, Skid, Vendor, amd};
+use vpmu_kvm::{Clock, Options, Perfmon, Skid, Source, Vendor, amd};
+use vpmu_vmm::{Config, Ending, Error, PmuOptions, Rdpmc, Restore};
 
 const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
@@ -193,10 +194,10 @@ enum Follow {
 
 impl Cli {
     /// Returns the model that the options ask for together.
-    fn model(&self) -> Result<vpmu_vmm::Model, Error> {
+    fn model(&self) -> Result<vpmu_kvm::Model, Error> {
         let (pebs, is_amd) = (self.pebs != Pebs::Off, Vendor::of_host() == Vendor::Amd);
         let model = match self.model {
-            _ if self.paravirt => return Ok(vpmu_vmm::Model::Paravirtual),
+            _ if self.paravirt => return Ok(vpmu_kvm::Model::Paravirtual),
             Model::Auto if is_amd && self.perfmon.is_none() => match self.lbr {
                 Lbr::Off => Model::Amd,
                 _ => Model::AmdV2,
@@ -209,7 +210,7 @@ impl Cli {
             Model::AmdV2 => amd::Interface::V2,
             Model::Auto | Model::Intel => {
                 let version = self.perfmon.unwrap_or(Perfmon::V5);
-                return Ok(vpmu_vmm::Model::Intel { version, pebs });
+                return Ok(vpmu_kvm::Model::Intel { version, pebs });
             }
         };
         let refused = |text: &str| Err(Error::Config(text.to_owned()));
@@ -222,7 +223,7 @@ impl Cli {
                  choose --model intel",
             );
         }
-        Ok(vpmu_vmm::Model::Amd(interface))
+        Ok(vpmu_kvm::Model::Amd(interface))
     }
 
     fn skid(&self) -> Skid {
@@ -236,36 +237,43 @@ impl Cli {
         if self.no_pmu {
             return Ok(None);
         }
+        let clock = match self.approximate_instructions {
+            true => Clock::Approximate,
+            false => Clock::Cycles,
+        };
         Ok(Some(PmuOptions {
             model: self.model()?,
-            policy,
-            backing: match self.backing {
-                Backing::Auto => None,
-                Backing::Hardware => Some(vpmu_vmm::Backing::Hardware),
-                Backing::Clock => Some(vpmu_vmm::Backing::Clock),
+            options: Options {
+                source: match self.backing {
+                    Backing::Auto => Source::Best(clock),
+                    Backing::Hardware => Source::Hardware,
+                    Backing::Clock => Source::Clock(clock),
+                },
+                freeze: match self.freeze {
+                    Freeze::Vm => vpmu_kvm::Freeze::Vm,
+                    Freeze::Guest => vpmu_kvm::Freeze::Guest,
+                },
+                policy,
+                pebs: match self.pebs {
+                    Pebs::Off | Pebs::Auto => vpmu_kvm::Pebs::Auto,
+                    Pebs::Exit => vpmu_kvm::Pebs::Exit,
+                    Pebs::Buffer => vpmu_kvm::Pebs::Buffer,
+                },
+                skid: self.skid(),
+                lbr: match self.lbr {
+                    Lbr::Off => vpmu_kvm::Lbr::Off,
+                    Lbr::On => vpmu_kvm::Lbr::On,
+                    Lbr::Eight => vpmu_kvm::Lbr::Depth(8),
+                    Lbr::Sixteen => vpmu_kvm::Lbr::Depth(16),
+                    Lbr::ThirtyTwo => vpmu_kvm::Lbr::Depth(32),
+                },
+                follow: match self.follow {
+                    Follow::Ahead => vpmu_kvm::Follow::Ahead,
+                    Follow::Steps => vpmu_kvm::Follow::Steps,
+                },
+                signal: None,
             },
             approximate_instructions: self.approximate_instructions,
-            freeze: match self.freeze {
-                Freeze::Vm => vpmu_vmm::Freeze::Vm,
-                Freeze::Guest => vpmu_vmm::Freeze::Guest,
-            },
-            pebs: match self.pebs {
-                Pebs::Off | Pebs::Auto => vpmu_vmm::Pebs::Auto,
-                Pebs::Exit => vpmu_vmm::Pebs::Exit,
-                Pebs::Buffer => vpmu_vmm::Pebs::Buffer,
-            },
-            skid: self.skid(),
-            lbr: match self.lbr {
-                Lbr::Off => vpmu_vmm::Lbr::Off,
-                Lbr::On => vpmu_vmm::Lbr::On,
-                Lbr::Eight => vpmu_vmm::Lbr::Depth(8),
-                Lbr::Sixteen => vpmu_vmm::Lbr::Depth(16),
-                Lbr::ThirtyTwo => vpmu_vmm::Lbr::Depth(32),
-            },
-            follow: match self.follow {
-                Follow::Ahead => vpmu_vmm::Follow::Ahead,
-                Follow::Steps => vpmu_vmm::Follow::Steps,
-            },
             rdpmc: self.rdpmc,
         }))
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+use vpmu_kvm::Deadline;
 
-use super::deadline;
 use super::machine::Machine;
 use super::vcpu::Vcpu;
 use super::{Ending, Error};
@@ -36,7 +36,7 @@ pub(super) fn run(
     let timers = machine.deadlines.iter().map(|deadline| {
         let (machine, deadline) = (Arc::clone(machine), Arc::clone(deadline));
         spawn("deadline".to_owned(), &ending, move |ending| {
-            if let Err(error) = deadline::serve(&machine, &deadline) {
+            if let Err(error) = serve(&machine, &deadline) {
                 let _ = ending.send(Err(error));
             }
         })
@@ -194,6 +194,29 @@ impl Signals {
         self.handle.close();
         let _ = self.thread.join();
     }
+}
+
+/// Waits for the expiries of one vCPU's timer until the machine stops and the timer is woken.
+fn serve(machine: &Machine, deadline: &Deadline) -> Result<(), Error> {
+    run_at_once();
+    loop {
+        deadline
+            .wait()
+            .map_err(|error| Error::Os("timerfd", error))?;
+        if machine.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        deadline.expire()?;
+    }
+}
+
+/// Makes this thread run as soon as its timer expires, before vCPUs that want the same processor,
+/// as a timer of KVM's own would. Where that is not permitted, deadlines come later on a busy host.
+#[expect(unsafe_code, reason = "no safe wrapper")]
+fn run_at_once() {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the pointer is to a local.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
 }
 
 /// Gives standard input to the guest's serial line. Its thread ends with the process, because

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::hardware::Hardware;
 use super::machine::Machine;
-use super::ports::{COM1_IRQ, Interrupt, Offers, Ports};
+use super::ports::{COM1_IRQ, Offers, Ports};
 use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
@@ -25,18 +24,19 @@ use vpmu_measure::About;
 ///
 /// When the guest cannot be started or saved, or KVM gives up on it. Nothing is left running.
 pub fn run(config: &Config) -> Result<(Ending, String), Error> {
+    let pmu = config.pmu.as_ref();
     let offer = Offer {
         deadline: config.lazy_deadline,
-        ..best(config.pmu)?
+        ..best(pmu)?
     };
-    let rdpmc = rdpmc(config.pmu);
+    let rdpmc = rdpmc(pmu);
     let mut hardware = Hardware::new(
         config.vcpus.into(),
         config.memory,
         &offered_msrs(&offer, rdpmc.is_some()),
     )?;
     let entry = boot::load(&hardware.memory, config)?;
-    let options = options(config.pmu);
+    let options = pmu.map_or_else(Options::default, |pmu| pmu.options.clone());
     if let Some(warning) = offer.warning(&options) {
         eprintln!("vpmu-vmm: warning: {warning}");
     }
@@ -52,7 +52,7 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         }
         Ok(parts)
     })?;
-    let interrupt = Interrupt(line(&hardware.interrupt)?);
+    let interrupt = hardware.line()?;
     let offers = Offers {
         measure: config.measure,
         save: config.save.is_some(),
@@ -62,7 +62,7 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         hardware,
         vcpus,
         rdpmc,
-        pmu: config.pmu,
+        pmu,
         save: config.save.as_deref(),
         measuring: false,
     }
@@ -77,11 +77,12 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
 /// found, or as for [`run`]. The file stays as it is.
 pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     let (state, reader) = Reader::open(&restore.file)?;
-    let pmu = state.pmu_options().map(|pmu| PmuOptions {
-        policy: restore.policy.unwrap_or(pmu.policy),
-        skid: restore.skid,
-        ..pmu
-    });
+    let mut pmu = state.pmu_options();
+    if let Some(pmu) = &mut pmu {
+        pmu.options.policy = restore.policy.unwrap_or(pmu.options.policy);
+        pmu.options.skid = restore.skid;
+    }
+    let pmu = pmu.as_ref();
     let offer = state.offer();
     let rdpmc = rdpmc(pmu);
     if let (Some(rdpmc), Some(saved)) = (&rdpmc, &state.rdpmc) {
@@ -102,7 +103,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     if let (Some(saved), Some(fd)) = (state.vcpus.first(), hardware.vcpus.first()) {
         state.clock.restore(&hardware.vm, fd, saved.tsc_khz())?;
     }
-    let options = options(pmu);
+    let options = pmu.map_or_else(Options::default, |pmu| pmu.options.clone());
     let attach = |hardware: &Hardware, n: usize, fd: &VcpuFd| {
         let memory = Arc::new(hardware.memory.clone());
         let saved = &state.vcpus[n].parts;
@@ -119,7 +120,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
         vcpu.cpuid = saved.cpuid()?;
     }
-    let interrupt = Interrupt(line(&hardware.interrupt)?);
+    let interrupt = hardware.line()?;
     let offers = Offers {
         measure: restore.measure,
         save: restore.save.is_some(),
@@ -137,10 +138,10 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
 }
 
 /// Returns the best PMU with these options that this host can count for.
-fn best(pmu: Option<PmuOptions>) -> Result<Offer, Error> {
+fn best(pmu: Option<&PmuOptions>) -> Result<Offer, Error> {
     match pmu {
         None => Ok(Offer::default()),
-        Some(pmu) => Ok(detect(pmu.model, &pmu.options())?),
+        Some(pmu) => Ok(detect(pmu.model, &pmu.options)?),
     }
 }
 
@@ -154,7 +155,7 @@ fn offered_msrs(offer: &Offer, run: bool) -> Vec<u32> {
 }
 
 /// Returns the record of the places by which RDPMC comes here, if the guest's kernel is not rewritten at load.
-fn rdpmc(pmu: Option<PmuOptions>) -> Option<Arc<Rdpmc>> {
+fn rdpmc(pmu: Option<&PmuOptions>) -> Option<Arc<Rdpmc>> {
     let pmu = pmu.filter(|pmu| !pmu.is_paravirtual())?;
     match pmu.rdpmc {
         super::Rdpmc::Load => None,
@@ -162,15 +163,11 @@ fn rdpmc(pmu: Option<PmuOptions>) -> Option<Arc<Rdpmc>> {
     }
 }
 
-fn options(pmu: Option<PmuOptions>) -> Options {
-    pmu.map_or_else(Options::default, PmuOptions::options)
-}
-
 /// Checks that this host, whose KVM supports `supported`, has the features that the guest has found
 /// of.
 pub(super) fn check(
     state: &MachineState,
-    pmu: Option<PmuOptions>,
+    pmu: Option<&PmuOptions>,
     supported: &CpuId,
 ) -> Result<(), Error> {
     let Some(first) = state.vcpus.first() else {
@@ -208,16 +205,12 @@ fn vcpus(
         .collect()
 }
 
-fn line(interrupt: &EventFd) -> Result<EventFd, Error> {
-    interrupt.try_clone().map_err(|e| Error::Os("eventfd", e))
-}
-
 /// A machine that is ready to run.
 struct Vm<'a> {
     hardware: Hardware,
     vcpus: Vec<Vcpu>,
     rdpmc: Option<Arc<Rdpmc>>,
-    pmu: Option<PmuOptions>,
+    pmu: Option<&'a PmuOptions>,
     save: Option<&'a Path>,
     measuring: bool,
 }
@@ -273,10 +266,10 @@ impl Vm<'_> {
         // All threads have ended, so nobody uses the memory any more.
         drop(memory);
         let about = About {
-            policy: self.pmu.map(|pmu| pmu.policy),
+            policy: self.pmu.map(|pmu| pmu.options.policy),
             offer: &offer,
             backing,
-            freeze: self.pmu.map_or(Freeze::Vm, |pmu| pmu.freeze),
+            freeze: self.pmu.map_or(Freeze::Vm, |pmu| pmu.options.freeze),
         };
         Ok((ending, machine.measurement.line(&about)))
     }

@@ -27,7 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Backing, Capability, Follow, Freeze, Model, Offer, Pebs, Pmu, RdpmcState, Skid};
+use vpmu_kvm::{Capability, Freeze, Model, Offer, Options, Pmu, RdpmcState, Source};
 
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
@@ -77,6 +77,10 @@ impl MachineState {
     /// Returns the model of the guest's PMU and its backing, if the guest has one.
     pub(super) fn pmu_options(&self) -> Option<PmuOptions> {
         let backing = self.backing.unwrap_or_default();
+        let clock = match backing.approximate_instructions {
+            true => vpmu_kvm::Clock::Approximate,
+            false => vpmu_kvm::Clock::Cycles,
+        };
         Some(PmuOptions {
             model: match self.offer().pmu? {
                 Pmu::Architectural(Capability::Intel(pmu)) => Model::Intel {
@@ -86,20 +90,22 @@ impl MachineState {
                 Pmu::Architectural(Capability::Amd(pmu)) => Model::Amd(pmu.interface),
                 Pmu::Paravirtual(_) => Model::Paravirtual,
             },
-            policy: backing.policy,
-            backing: backing.clock.then_some(Backing::Clock),
-            approximate_instructions: backing.approximate_instructions,
-            freeze: match backing.freezes {
-                true => Freeze::Guest,
-                false => Freeze::Vm,
+            options: Options {
+                source: match backing.clock {
+                    true => Source::Clock(clock),
+                    false => Source::Best(clock),
+                },
+                policy: backing.policy,
+                freeze: match backing.freezes {
+                    true => Freeze::Guest,
+                    false => Freeze::Vm,
+                },
+                lbr: self.offer().lbr(),
+                // The guest does not see the rest: how its records are collected, in which hosts differ, how it is followed,
+                // and whether records may be late, which is for whoever restores it to accept.
+                ..Options::default()
             },
-            // The guest does not see how its records are collected, and hosts differ in what they can.
-            pebs: Pebs::Auto,
-            // Nor does it see this, which is for whoever restores it to accept.
-            skid: Skid::Refused,
-            lbr: self.offer().lbr(),
-            // The guest does not see that either.
-            follow: Follow::Ahead,
+            approximate_instructions: backing.approximate_instructions,
             rdpmc: match self.rdpmc {
                 None => Rdpmc::Load,
                 Some(_) => Rdpmc::Run,
@@ -118,13 +124,13 @@ pub(super) struct Backed {
     pub(super) freezes: bool,
 }
 
-impl From<PmuOptions> for Backed {
-    fn from(pmu: PmuOptions) -> Self {
+impl From<&PmuOptions> for Backed {
+    fn from(pmu: &PmuOptions) -> Self {
         Self {
-            policy: pmu.policy,
-            clock: pmu.backing == Some(Backing::Clock),
+            policy: pmu.options.policy,
+            clock: matches!(pmu.options.source, Source::Clock(_)),
             approximate_instructions: pmu.approximate_instructions,
-            freezes: pmu.freeze == Freeze::Guest,
+            freezes: pmu.options.freeze == Freeze::Guest,
         }
     }
 }
