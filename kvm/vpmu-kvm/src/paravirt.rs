@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use vpmu::counter::{Counter, CounterHost, CounterState, Report, Statistics};
+use vpmu::counter::{Counter, CounterHost, CounterState, Report};
 use vpmu::paravirt::{Device, DeviceState, Offer, PAGE_SIZE};
-use vpmu::x86::{CounterConfig, EventFilter, Outcome, pebs};
+use vpmu::x86::{CounterConfig, EventFilter, Outcome};
 
 use crate::error::Error;
 use crate::memory::{GuestMemory, SharedPage, with_page};
@@ -26,7 +26,7 @@ pub(crate) struct Paravirtual {
     memory: Arc<dyn GuestMemory>,
     /// The page's address in the guest's memory.
     page: Option<u64>,
-    device: Device,
+    pub(crate) device: Device,
     /// The device has left its guest, and takes no page any more.
     left: bool,
 }
@@ -83,7 +83,15 @@ impl Paravirtual {
 
     pub(crate) fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> ParavirtState {
         let device = self.with(|device, page| device.save(host, page));
-        ParavirtState::new(self.page, self.device.offer(), device)
+        let offer = self.device.offer();
+        ParavirtState {
+            page: self.page,
+            counters: offer.counters,
+            events: offer.events,
+            rings: offer.rings,
+            raw: offer.raw,
+            device,
+        }
     }
 
     /// Continues from `state`. An error leaves everything as it was.
@@ -157,20 +165,8 @@ impl Paravirtual {
         self.device.take_nmi()
     }
 
-    pub(crate) fn statistics(&self) -> Statistics {
-        self.device.statistics()
-    }
-
-    pub(crate) fn record_statistics(&self) -> pebs::Statistics {
-        self.device.record_statistics()
-    }
-
     pub(crate) fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         self.device.counter_state(counter)
-    }
-
-    pub(crate) fn offer(&self) -> &Offer {
-        self.device.offer()
     }
 }
 
@@ -189,17 +185,6 @@ pub struct ParavirtState {
 }
 
 impl ParavirtState {
-    fn new(page: Option<u64>, offer: &Offer, device: DeviceState) -> Self {
-        Self {
-            page,
-            counters: offer.counters,
-            events: offer.events,
-            rings: offer.rings,
-            raw: offer.raw,
-            device,
-        }
-    }
-
     pub(crate) fn offer(&self) -> Offer {
         Offer {
             counters: self.counters,

@@ -1,7 +1,29 @@
 //! One vCPU's PMU and its host, which need no descriptor of the vCPU.
 
+#[cfg(feature = "lbr")]
+mod branches;
+
+use std::mem::discriminant;
+use std::sync::Arc;
+
+use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report};
+use vpmu::x86::{
+    self, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, PmuState, RestoreError, Ring,
+    amd, intel,
+};
+use vpmu_perf::PerfHost;
+
+use crate::error::Error;
+use crate::lapic::Pmi;
+use crate::memory::GuestMemory;
+use crate::offer::Pmu;
+use crate::paravirt::{PMU_DOORBELL_MSR, Paravirtual};
+use crate::state::SavedPmu;
+#[cfg(fuzzing)]
+use crate::state::State;
+use crate::stats::{Exit, Shared, Statistics};
+
 /// Makes the same call of a PMU of either kind.
-// One choice for each call, and the same one in the files beside this.
 macro_rules! each {
     ($engine:expr, $pmu:ident => $call:expr) => {
         match $engine {
@@ -10,29 +32,6 @@ macro_rules! each {
         }
     };
 }
-
-#[cfg(feature = "lbr")]
-mod branches;
-mod host_access;
-
-use std::mem::discriminant;
-use std::sync::Arc;
-
-use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report};
-use vpmu::x86::{
-    self, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring,
-};
-use vpmu_perf::PerfHost;
-
-use crate::error::Error;
-use crate::lapic::Pmi;
-use crate::memory::GuestMemory;
-use crate::offer::Pmu;
-use crate::paravirt::Paravirtual;
-use crate::state::SavedPmu;
-#[cfg(fuzzing)]
-use crate::state::State;
-use crate::stats::{Exit, Shared, Statistics};
 
 /// A PMU of the kind that its guest is offered.
 #[derive(Debug)]
@@ -87,7 +86,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     pub(crate) fn offer(&self) -> Pmu {
         match &self.engine {
             Engine::Architectural(pmu, _) => Pmu::Architectural(pmu.capability()),
-            Engine::Paravirtual(pmu) => Pmu::Paravirtual(pmu.offer().clone()),
+            Engine::Paravirtual(pmu) => Pmu::Paravirtual(pmu.device.offer().clone()),
         }
     }
 
@@ -121,7 +120,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
         let host = &mut self.host;
         match (&mut self.engine, state) {
             (Engine::Paravirtual(pmu), SavedPmu::Paravirtual(state))
-                if state.offer() == *pmu.offer() =>
+                if state.offer() == *pmu.device.offer() =>
             {
                 pmu.restore(state, host)?;
             }
@@ -231,8 +230,8 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
                 statistics.lbr = pmu.lbr_statistics();
             }
             Engine::Paravirtual(pmu) => {
-                statistics.host = pmu.statistics();
-                statistics.pebs = pmu.record_statistics();
+                statistics.host = pmu.device.statistics();
+                statistics.pebs = pmu.device.record_statistics();
             }
         }
     }
@@ -252,6 +251,71 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
         {
             pmu.emulated(ArchEvent::Instructions, 1, ring, &mut self.host);
         }
+    }
+}
+
+/// Registers as KVM_GET_MSRS and KVM_SET_MSRS have them: accesses of the VMM's, for machines that save registers by number.
+///
+/// They differ from the guest's accesses as KVM's own do: a write of a read-only register that the guest's state needs
+/// is taken, a counter is written whole by either of its names, and nothing is counted as an exit.
+impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
+    /// Returns the value of an MSR, or `None` where the PMU has none that can be read.
+    pub(crate) fn msr(&mut self, index: u32) -> Option<u64> {
+        match each!(&mut self.engine, pmu => pmu.rdmsr(index, &mut self.host)) {
+            Outcome::Value(value) => Some(value),
+            Outcome::NotHandled | Outcome::Done | Outcome::GeneralProtection => None,
+        }
+    }
+
+    /// Sets an MSR.
+    pub(crate) fn set_msr(&mut self, index: u32, value: u64) -> Outcome {
+        if index == PMU_DOORBELL_MSR && !self.is_architectural() {
+            // The doorbell is a request, and no state.
+            return Outcome::GeneralProtection;
+        }
+        let outcome = match self.with_register(index, value) {
+            Some(state) => match self.restore(&state) {
+                Ok(()) => Outcome::Done,
+                Err(_) => Outcome::GeneralProtection,
+            },
+            None => each!(&mut self.engine, pmu => pmu.wrmsr(index, value, &mut self.host)),
+        };
+        self.publish();
+        // A register that cannot be written may be given the value that it has.
+        if outcome == Outcome::GeneralProtection && self.msr(index) == Some(value) {
+            return Outcome::Done;
+        }
+        outcome
+    }
+
+    /// Returns the state with `value` in a register that a guest could not write so. `None`: the guest's way serves.
+    fn with_register(&mut self, index: u32, value: u64) -> Option<SavedPmu> {
+        // Saving reads each counter's event, which a plain register need not pay for.
+        if !is_special(index) {
+            return None;
+        }
+        let SavedPmu::Architectural(capability, mut state) = self.state() else {
+            return None;
+        };
+        match &mut state {
+            PmuState::Intel(registers) => match intel::Msr::decode(index)? {
+                // KVM_SET_MSRS writes it, too: a status without its PMI would be lost in a migration.
+                intel::Msr::GlobalStatus => registers.global_status = value,
+                intel::Msr::Pmc(n) if n < registers.general.0 => {
+                    // QEMU migrates counters by the legacy names, whose writes by a guest have 32 bits.
+                    let mask = u64::MAX >> (64 - u32::from(registers.general.1));
+                    *registers.pmc.get_mut(usize::from(n))? = value & mask;
+                }
+                _ => return None,
+            },
+            PmuState::Amd(registers) => match amd::Msr::decode(index)? {
+                amd::Msr::GlobalStatus if registers.interface == amd::Interface::V2 => {
+                    registers.global_status = value;
+                }
+                _ => return None,
+            },
+        }
+        Some(SavedPmu::Architectural(capability, state))
     }
 }
 
@@ -304,6 +368,13 @@ impl VcpuPmu<PerfHost> {
             pmu.leave(&mut self.host);
         }
     }
+}
+
+fn is_special(index: u32) -> bool {
+    use intel::Msr::{GlobalStatus, Pmc};
+
+    matches!(intel::Msr::decode(index), Some(GlobalStatus | Pmc(_)))
+        || amd::Msr::decode(index) == Some(amd::Msr::GlobalStatus)
 }
 
 fn architectural(capability: Capability, policy: Policy) -> Result<x86::Pmu, Error> {
