@@ -239,11 +239,8 @@ pub(crate) fn inject(vcpu: &impl AsRawFd, vector: u8, code: Option<u32>) -> Resu
     set(vcpu, "KVM_SET_VCPU_EVENTS", SET_VCPU_EVENTS, &state).map(drop)
 }
 
-/// Injects the #DB of a single step that has ended.
-pub(crate) fn inject_single_step(vcpu: &impl AsRawFd) -> Result<(), Error> {
-    const DR6_BS: u64 = 1 << 14;
-    inject_debug(vcpu, DR6_BS)
-}
+/// DR6: a single step has ended.
+pub(crate) const DR6_BS: u64 = 1 << 14;
 
 /// Injects a #DB for the reasons in `dr6`.
 pub(crate) fn inject_debug(vcpu: &impl AsRawFd, dr6: u64) -> Result<(), Error> {

@@ -73,7 +73,7 @@ impl VcpuGuest {
     /// access of the supervisor (SDM vol. 3A, 4.6), which never reaches user space with CR4.SMAP.
     fn page(&mut self, address: u64, is_written: bool) -> Result<u64, Fault> {
         let linear = address & !(PAGE - 1);
-        let paging = paging(self.sregs()?);
+        let paging = Paging::of(&system(self.sregs()?));
         let known = self.pages.iter().flatten().find(|&&(at, _)| at == linear);
         let page = match known {
             Some(&(_, page)) => page,
@@ -253,11 +253,6 @@ pub(crate) const fn system(sregs: &kvm_sregs) -> System {
         fs_base: sregs.fs.base,
         gs_base: sregs.gs.base,
     }
-}
-
-/// Returns a vCPU's page tables.
-pub(crate) const fn paging(sregs: &kvm_sregs) -> Paging {
-    Paging::of(&system(sregs))
 }
 
 /// Returns the ring in which the guest of a vCPU that does not run is, if KVM tells.

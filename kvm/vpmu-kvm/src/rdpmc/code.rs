@@ -6,6 +6,9 @@
 
 use std::sync::atomic::Ordering;
 
+use kvm_bindings::kvm_sregs;
+
+use crate::guest::system;
 use crate::memory::GuestMemory;
 use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
 
@@ -16,7 +19,13 @@ pub(super) struct Code<'a> {
     pub(super) memory: &'a dyn GuestMemory,
 }
 
-impl Code<'_> {
+impl<'a> Code<'a> {
+    /// Returns the code of a vCPU with these registers.
+    pub(super) const fn of(sregs: &kvm_sregs, memory: &'a dyn GuestMemory) -> Self {
+        let paging = Paging::of(&system(sregs));
+        Self { paging, memory }
+    }
+
     /// Returns the `N` bytes at `address`, where each may be accessed so.
     pub(super) fn bytes<const N: usize>(
         &self,

@@ -28,7 +28,6 @@ use kvm_bindings::kvm_sregs;
 use vpmu::x86::Capability;
 
 use crate::error::Error;
-use crate::guest::paging;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use code::{Code, exchange};
@@ -171,10 +170,7 @@ impl Rdpmc {
         memory: &dyn GuestMemory,
     ) -> Result<(), Error> {
         let sregs = crate::sys::sregs(vcpu)?;
-        self.remove(Code {
-            paging: paging(&sregs),
-            memory,
-        });
+        self.remove(Code::of(&sregs, memory));
         Ok(())
     }
 
@@ -195,10 +191,7 @@ impl Rdpmc {
 
     /// Makes the handler of a vCPU with these registers exit, unless it does.
     fn arm(&self, sregs: &kvm_sregs, memory: &dyn GuestMemory) -> Result<(), Refusal> {
-        let code = Code {
-            paging: paging(sregs),
-            memory,
-        };
+        let code = Code::of(sregs, memory);
         let (entry, is_armed) = Entry::find(sregs, code)?;
         let mut places = self.places();
         // Another vCPU may be at the exit as soon as it is there.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_bindings::kvm_regs;
 use vpmu::counter::CounterHost;
 use vpmu::x86::{CounterConfig, Outcome, Ring, amd, intel};
 
@@ -14,7 +14,6 @@ use super::entry::{Displaced, Entry};
 use super::frame::{Frame, TF};
 use super::{Rdpmc, is_index};
 use crate::error::Error;
-use crate::guest::paging;
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
 use crate::run::RunPage;
@@ -99,14 +98,10 @@ impl VcpuRdpmc {
     /// Returns whether the guest may have sites that are not known.
     fn is_foreign(&self, vcpu: &OwnedFd) -> bool {
         // This is no counter's way: no kernel reads the MSRs that are at the counters' indices.
-        sys::sregs(vcpu).is_ok_and(|sregs| self.shared.is_foreign(&sregs, self.code(&sregs)))
-    }
-
-    fn code(&self, sregs: &kvm_sregs) -> Code<'_> {
-        Code {
-            paging: paging(sregs),
-            memory: &*self.memory,
-        }
+        sys::sregs(vcpu).is_ok_and(|sregs| {
+            let code = Code::of(&sregs, &*self.memory);
+            self.shared.is_foreign(&sregs, code)
+        })
     }
 
     /// Completes the exit at the entry of the guest's #GP handler. `false`: the write to the port is another one.
@@ -124,7 +119,7 @@ impl VcpuRdpmc {
             // A process that has been given ports. The handler begins at CPL 0.
             return Ok(false);
         }
-        let code = self.code(&sregs);
+        let code = Code::of(&sregs, &*self.memory);
         let known = self.shared.entry(regs.rip);
         // The guest's memory may come from elsewhere, and this vCPU not have searched for its handler.
         let found = || self.shared.find(&sregs, code);
@@ -153,7 +148,7 @@ impl VcpuRdpmc {
             Some((frame, regs)) => {
                 run.set_regs(&regs);
                 if frame.ring == Ring::Kernel && frame.rflags & TF != 0 {
-                    sys::inject_single_step(vcpu)?;
+                    sys::inject_debug(vcpu, sys::DR6_BS)?;
                 }
             }
             None => {

@@ -7,7 +7,6 @@ use super::super::Rdpmc;
 use super::super::code::Code;
 use super::super::entry::Refusal;
 use super::super::frame::{self, Frame};
-use crate::guest::paging;
 use crate::memory::GuestMemory;
 
 pub(super) const ROOT: u64 = 0x1000;
@@ -145,10 +144,7 @@ impl Guest {
     }
 
     pub(super) fn code(&self) -> Code<'_> {
-        Code {
-            paging: paging(&self.sregs),
-            memory: &self.ram,
-        }
+        Code::of(&self.sregs, &self.ram)
     }
 
     pub(super) fn arm(&self, rdpmc: &Rdpmc) -> Result<(), Refusal> {
