@@ -4,7 +4,7 @@ mod branches;
 mod pebs;
 
 use vpmu::paravirt;
-use vpmu::x86::pebs::misc_enable;
+use vpmu::x86::pebs::{Capability as PebsCapability, misc_enable};
 use vpmu::x86::{ArchEvent, Capability, EventFilter, amd, intel, lbr};
 use vpmu_perf::{Backing, Support, Vendor};
 
@@ -263,7 +263,9 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
                 events,
                 fixed,
                 other_debugctl: LBR | BTF,
-                pebs: has_pebs.then(pebs::capability),
+                pebs: has_pebs.then(|| PebsCapability {
+                    linear_address_bits: pebs::linear_address_bits(),
+                }),
                 ..offered
             };
             Pmu::Architectural(capability.into())

@@ -180,8 +180,8 @@ fn begin(file: OwnedFd, process: u32) -> io::Result<Mapped> {
 
 /// Removes the files of processes that were killed, as far as this process may.
 fn sweep(folder: &OwnedFd) {
-    for (name, file) in files(folder) {
-        if matches!(owner(&file), Ok(None)) {
+    for name in names(folder) {
+        if open(folder, &name).is_ok_and(|file| matches!(owner(&file), Ok(None))) {
             let _ = fs::unlinkat(folder, &*name, AtFlags::empty());
         }
     }
@@ -296,13 +296,6 @@ fn names(folder: &OwnedFd) -> Vec<std::ffi::OsString> {
         .filter(|name| name.parse::<u32>().is_ok())
         .map(Into::into)
         .collect()
-}
-
-/// Returns the files that can be read.
-fn files(folder: &OwnedFd) -> impl Iterator<Item = (std::ffi::OsString, File)> {
-    names(folder)
-        .into_iter()
-        .filter_map(|name| open(folder, &name).ok().map(|file| (name, file)))
 }
 
 fn open(folder: &OwnedFd, name: &OsStr) -> io::Result<File> {

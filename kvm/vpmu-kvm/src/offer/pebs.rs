@@ -2,28 +2,24 @@
 
 use std::fs;
 
-use vpmu::x86::Capability as AnyCapability;
-use vpmu::x86::pebs::Capability;
+use vpmu::x86::Capability;
 use vpmu_perf::Backing;
 
 use crate::error::Error;
 use crate::options::{Options, Pebs, Skid};
 
 /// Returns whether a guest with `capability` has PEBS.
-pub(crate) fn has_pebs(capability: &AnyCapability) -> bool {
-    matches!(capability, AnyCapability::Intel(capability) if capability.pebs.is_some())
-}
-
-/// Returns the PEBS that a guest is offered.
-pub(super) fn capability() -> Capability {
-    Capability {
-        linear_address_bits: linear_address_bits(),
-    }
+pub(crate) fn has_pebs(capability: &Capability) -> bool {
+    matches!(capability, Capability::Intel(capability) if capability.pebs.is_some())
 }
 
 /// Returns the number of bits of a linear address of this machine's processor, and so of its guests.
 pub(super) fn linear_address_bits() -> u8 {
-    if has_five_levels() { 57 } else { 48 }
+    let has_five_levels = fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
+        let flags = text.lines().find(|line| line.starts_with("flags"));
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "la57"))
+    });
+    if has_five_levels { 57 } else { 48 }
 }
 
 /// Checks that the records are as precise as PEBS has them, or that the VMM accepts those that are not.
@@ -57,12 +53,4 @@ pub(crate) fn samples(options: &Options) -> Result<bool, Error> {
         Pebs::Buffer => Ok(can().map(|()| true)?),
         Pebs::Auto => Ok(can().is_ok()),
     }
-}
-
-/// Returns whether the linear addresses of this machine's processor, and so of its guests, have five levels.
-fn has_five_levels() -> bool {
-    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
-        let flags = text.lines().find(|line| line.starts_with("flags"));
-        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "la57"))
-    })
 }
