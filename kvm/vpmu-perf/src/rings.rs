@@ -10,6 +10,8 @@ use vpmu::x86::Ring;
 
 use crate::buffer::{CpuMode, PerfRecord};
 use crate::kernel::Kernel;
+use crate::kind::probe;
+use crate::options::Backing;
 use crate::sampler::Sampler;
 
 /// So many samples divide the time between the first and the last of them. By fewer, the host's and the guest's short time
@@ -77,7 +79,8 @@ impl RingSampler {
     /// Samples the thread from now on.
     pub(crate) fn start(kernel: &'static dyn Kernel, thread: libc::pid_t) -> Result<Self, Lost> {
         let most = 2 * LONGEST / SHORTEST;
-        let mut sampler = Sampler::of_time_by(kernel, thread, most).map_err(|_| Lost::Failed)?;
+        let time = probe(Backing::Clock, true);
+        let mut sampler = Sampler::open(kernel, time, thread, most).map_err(|_| Lost::Failed)?;
         match sampler.set_period(period(0)) && sampler.enable() {
             true => Ok(Self {
                 sampler,

@@ -34,15 +34,7 @@ impl Sampler {
     ///
     /// Says why perf events are not available, and what to do.
     pub fn of_time(samples: u64) -> Result<Self, PerfError> {
-        Self::of_time_by(&Linux, 0, samples)
-    }
-
-    pub(crate) fn of_time_by(
-        kernel: &'static dyn Kernel,
-        thread: libc::pid_t,
-        samples: u64,
-    ) -> Result<Self, PerfError> {
-        Self::open(kernel, probe(Backing::Clock, true), thread, samples)
+        Self::open(&Linux, probe(Backing::Clock, true), 0, samples)
     }
 
     /// Makes a sampler of a thread by an event.
@@ -69,21 +61,6 @@ impl Sampler {
             }
         })?;
         Ok(Self { event, buffer })
-    }
-
-    /// Finds out whether this machine can sample a thread, with a buffer for `samples` and the TSC of each. Takes no
-    /// resources.
-    ///
-    /// # Errors
-    ///
-    /// Says why not, and what to do.
-    pub(crate) fn try_open(
-        kernel: &'static dyn Kernel,
-        kind: Kind,
-        samples: u64,
-    ) -> Result<(), PerfError> {
-        let sampler = Self::open(kernel, kind, 0, samples)?;
-        sampler.tsc(0).map(drop).ok_or(PerfError::NoTsc)
     }
 
     /// Returns the number of samples for which the buffer has room.

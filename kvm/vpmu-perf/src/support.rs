@@ -59,7 +59,8 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
 /// Says why not, and what to do.
 pub fn check_sampling(options: &PerfOptions) -> Result<(), PerfError> {
     let chooser = Chooser::new(&Linux, options, true)?;
-    Sampler::try_open(&Linux, probe(chooser.backing, true), SAMPLES)
+    let sampler = Sampler::open(&Linux, probe(chooser.backing, true), 0, SAMPLES)?;
+    sampler.tsc(0).map(drop).ok_or(PerfError::NoTsc)
 }
 
 /// The placeholder: an event that stays open and never counts. A kernel without any event of a thread has switched off
