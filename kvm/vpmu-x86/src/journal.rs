@@ -168,7 +168,7 @@ struct Found {
 /// Memory by linear address, as an instruction at this privilege reaches it.
 pub(crate) struct Journaled<'a, 'm, M: ?Sized> {
     space: Space<'m, M>,
-    journal: &'a mut Journal,
+    pub(crate) journal: &'a mut Journal,
     pub(crate) rule: Rule,
     ask_pkru: &'a dyn Fn() -> Option<u32>,
     found: [Found; PLACES],
@@ -200,10 +200,6 @@ impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
             noted: NONE.linear,
             unused: rule.paging.unused_bits(),
         }
-    }
-
-    pub(crate) fn journal(&mut self) -> &mut Journal {
-        self.journal
     }
 
     /// Returns the physical address behind a linear one that is reached without a fault, and without that the processor

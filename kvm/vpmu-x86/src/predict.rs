@@ -85,7 +85,8 @@ pub struct Prediction<'a, M: ?Sized> {
 impl<M: Memory + ?Sized> Prediction<'_, M> {
     /// Returns the instruction at `ip`; `None`: there is none, or it may not be executed.
     pub fn decode(&mut self, ip: u64) -> Option<Decoded> {
-        let (bytes, length) = self.machine.memory.code(ip);
+        let memory = &mut self.machine.memory;
+        let (bytes, length) = memory.space.code(ip, memory.mode);
         self.decodings.at(ip, &bytes, length)
     }
 
@@ -125,12 +126,12 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
 
     /// Returns the word of 64 bits that the processor reads for itself at `address`.
     pub fn word(&mut self, address: u64) -> Option<u64> {
-        self.machine.memory.word(address)
+        self.machine.memory.space.word(address)
     }
 
     /// Returns whether `address` is canonical.
     pub fn is_canonical(&self, address: u64) -> bool {
-        machine::Bus::is_canonical(&self.machine.memory, address)
+        self.machine.memory.space.is_canonical(address)
     }
 
     /// Takes a near branch that has no condition, and returns where it leads to.

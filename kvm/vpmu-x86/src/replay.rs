@@ -287,7 +287,7 @@ impl<M: Memory + ?Sized> Machine<u64, Journaled<'_, '_, M>> {
             *end = Some(End {
                 registers: self.registers,
                 executed,
-                stores: self.memory.journal().close(),
+                stores: self.memory.journal.close(),
             });
         }
     }

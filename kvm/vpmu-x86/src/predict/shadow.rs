@@ -5,7 +5,7 @@ use crate::flags::mask;
 use crate::machine::Bus;
 use crate::memory::Memory;
 use crate::paging::{Access, Mode};
-use crate::space::{LONGEST, Space};
+use crate::space::Space;
 use crate::word::{Masked, Word};
 
 /// Places for words that were stored, and how many of them are searched for one.
@@ -123,8 +123,8 @@ impl Written {
 
 /// Memory by linear address, which is stored to for nobody to see.
 pub(super) struct Shadow<'a, M: ?Sized> {
-    space: Space<'a, M>,
-    mode: Mode,
+    pub(super) space: Space<'a, M>,
+    pub(super) mode: Mode,
     written: &'a mut Written,
 }
 
@@ -139,14 +139,6 @@ impl<'a, M: Memory + ?Sized> Shadow<'a, M> {
 
     pub(super) fn set_user(&mut self, is_user: bool) {
         self.mode = mode(is_user);
-    }
-
-    pub(super) fn code(&mut self, ip: u64) -> ([u8; LONGEST], usize) {
-        self.space.code(ip, self.mode)
-    }
-
-    pub(super) fn word(&mut self, address: u64) -> Option<u64> {
-        self.space.word(address)
     }
 
     /// Checks that an access is made without a fault.
