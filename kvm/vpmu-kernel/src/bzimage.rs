@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::{Error, LARGEST_BZIMAGE, LARGEST_UNPACKED, LARGEST_WINDOW};
 
-const MAGIC_AT: usize = 0x202;
+pub(super) const MAGIC_AT: usize = 0x202;
 const SECTORS_AT: usize = 0x1f1;
 const VERSION_AT: usize = 0x206;
 const PAYLOAD_OFFSET_AT: usize = 0x248;
@@ -24,10 +24,6 @@ pub(super) const LZ4_BLOCK: usize = 8 << 20;
 const SLACK: u64 = 1 << 20;
 /// What xz's decoder needs besides its window, KiB.
 const XZ_OVERHEAD: u32 = 1024;
-
-pub(super) fn is_one(image: &[u8]) -> bool {
-    image.get(MAGIC_AT..MAGIC_AT + 4) == Some(b"HdrS")
-}
 
 fn word(bytes: &[u8], at: usize) -> Result<u32, Error> {
     let four = bytes.get(at..at + 4).and_then(|four| four.try_into().ok());

@@ -97,7 +97,7 @@ impl Kernel {
             return Err(Error::File);
         } else if image.starts_with(b"\x7fELF") {
             image
-        } else if bzimage::is_one(&image) {
+        } else if is_bzimage(&image) {
             bzimage::extract(&image)?
         } else {
             return Err(Error::Unknown);
@@ -156,7 +156,7 @@ impl Kernel {
 
 /// Whether `image` begins as a bzImage does.
 pub fn is_bzimage(image: &[u8]) -> bool {
-    bzimage::is_one(image)
+    image.get(bzimage::MAGIC_AT..bzimage::MAGIC_AT + 4) == Some(b"HdrS")
 }
 
 /// Reads a kernel's file, of [`LARGEST_FILE`] bytes at most.
