@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use kvm_bindings::{KVM_EXIT_IO, KVM_EXIT_MMIO, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, kvm_run};
 use vpmu_kvm::{Error, Exit};
-use vpmu_measure::{BEGIN, DOORBELL, END};
+use vpmu_measure::{BEGIN, DOORBELL_ID, END, Measurement};
 
 /// The page of `kvm_run`, and that of the data of port accesses behind it.
 const SIZE: usize = 2 * 4096;
@@ -17,19 +17,6 @@ pub(crate) struct Page(NonNull<kvm_run>);
 
 // SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for Page {}
-
-/// An exit that is not the PMU's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// The doorbell: begin to measure.
-    Begin,
-    /// The doorbell: end measuring.
-    End,
-    /// The doorbell: is anybody there?
-    Ask,
-    /// The program's.
-    Other(Exit),
-}
 
 /// Reads a field of the page.
 macro_rules! field {
@@ -51,37 +38,35 @@ impl Page {
         }
     }
 
-    /// Returns what the last exit was, which was not the PMU's.
-    pub(crate) fn left(&self) -> Left {
-        Left::Other(match field!(self, exit_reason) {
-            KVM_EXIT_IO => {
-                let io = field!(self, __bindgen_anon_1.io);
-                match (io.port, io.size, io.count, io.direction) {
-                    (DOORBELL, 1, 1, OUT) => match self.data().map(|data| {
-                        // SAFETY: `data` is within the mapping.
-                        unsafe { data.read_volatile() }
-                    }) {
-                        Some(BEGIN) => return Left::Begin,
-                        Some(END) => return Left::End,
-                        _ => Exit::Port(DOORBELL),
-                    },
-                    (DOORBELL, 1, 1, _) => return Left::Ask,
-                    (port, ..) => Exit::Port(port),
-                }
-            }
+    /// Returns what the last exit was.
+    pub(crate) fn exit(&self) -> Exit {
+        match field!(self, exit_reason) {
+            KVM_EXIT_IO => Exit::Port(field!(self, __bindgen_anon_1.io).port),
             KVM_EXIT_MMIO => Exit::Memory,
             KVM_EXIT_X86_RDMSR => Exit::MsrRead(field!(self, __bindgen_anon_1.msr.index)),
             KVM_EXIT_X86_WRMSR => Exit::MsrWrite(field!(self, __bindgen_anon_1.msr.index)),
             _ => Exit::Other,
-        })
+        }
     }
 
-    /// Answers the guest's read of a byte from a port.
-    pub(crate) fn answer(&self, byte: u8) {
-        if let Some(data) = self.data() {
+    /// Answers the doorbell of measurements. Returns `false` where the last exit, of this port, is none that it knows.
+    pub(crate) fn answer(&self, measurement: &Measurement) -> bool {
+        let io = field!(self, __bindgen_anon_1.io);
+        let (1, 1, Some(data)) = (io.size, io.count, self.data()) else {
+            return false;
+        };
+        if io.direction != OUT {
             // SAFETY: `data` is within the mapping.
-            unsafe { data.write_volatile(byte) };
+            unsafe { data.write_volatile(DOORBELL_ID) };
+            return true;
         }
+        // SAFETY: as above.
+        match unsafe { data.read_volatile() } {
+            BEGIN => measurement.begin(),
+            END => measurement.end(),
+            _ => return false,
+        }
+        true
     }
 
     /// Returns the place of the first byte of a port access.

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vpmu_kvm::{AfterRun, Error, Exit, Options, Rdpmc, Statistics, Vcpu};
+use vpmu_measure::DOORBELL;
 
 use crate::inside::say;
 use crate::memory::Memory;
 use crate::objects::Object;
-use crate::page::{Left, Page};
+use crate::page::Page;
 use crate::start::Choices;
 use crate::{cpuid, msrs, next, requests};
 
@@ -100,25 +101,14 @@ impl OneVcpu {
         let Some(page) = &attached.page else {
             return false;
         };
-        let measurement = &self.vm.choices.measurement;
-        let left = page.left();
-        let exit = match left {
-            Left::Begin | Left::End | Left::Ask => Exit::Port(vpmu_measure::DOORBELL),
-            Left::Other(exit) => exit,
-        };
+        let exit = page.exit();
         let mut statistics = attached
             .statistics
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         statistics.count(exit);
         drop(statistics);
-        match left {
-            Left::Begin => measurement.begin(),
-            Left::End => measurement.end(),
-            Left::Ask => page.answer(vpmu_measure::DOORBELL_ID),
-            Left::Other(_) => return false,
-        }
-        true
+        exit == Exit::Port(DOORBELL) && page.answer(&self.vm.choices.measurement)
     }
 
     /// Answers KVM_SET_SIGNAL_MASK: the overflows' signal ends each KVM_RUN.
