@@ -1,14 +1,13 @@
 //! What a VMM's PMU costs between two moments of its guest, as the record that the lab reads.
 
-mod host;
-mod stats;
-
+use std::collections::BTreeMap;
+use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde_json::Value;
 use vpmu_kvm::{Backing, Capability, Deadline, Freeze, Offer, Pmu, Policy, Statistics, Vcpu};
 
 use crate::{Kvm, Snapshot};
-use host::snapshot;
 
 /// The port of the doorbell. A guest writes [`BEGIN`] here to begin a measurement, [`END`] to end it, and [`SAVE`] to
 /// save the machine, each where it is offered. A read gives [`DOORBELL_ID`].
@@ -104,7 +103,7 @@ impl Measurement {
         format!("{}{}\n", char::from(crate::MARK), self.report(about))
     }
 
-    fn report(&self, about: &About<'_>) -> serde_json::Value {
+    fn report(&self, about: &About<'_>) -> Value {
         let span = locked(&self.span);
         let span = span.ended.as_ref();
         let backing = about.backing.map(|backing| match backing {
@@ -140,12 +139,96 @@ impl Measurement {
             "pmu_version": version,
             "general": general,
             "fixed": fixed,
-            "measured": span.map(|(span, ..)| stats::to_json(span)),
-            "total": stats::to_json(&self.total()),
+            "measured": span.map(|(span, ..)| to_json(span)),
+            "total": to_json(&self.total()),
             "host": span.map(|(_, begin, end)| Kvm {
                 begin: begin.clone(),
                 end: end.clone(),
             }),
         }})
+    }
+}
+
+/// Returns exits and host operations by name, without those that have not
+/// happened.
+fn to_json(statistics: &Statistics) -> Value {
+    let exits: BTreeMap<String, u64> = statistics
+        .exits
+        .iter()
+        .filter(|&(_, count)| count != 0)
+        .map(|(exit, count)| (exit.to_string(), count))
+        .collect();
+    let calls = &statistics.host;
+    let host = [
+        ("create", calls.creates),
+        ("set_period", calls.set_periods),
+        ("resume", calls.resumes),
+        ("pause", calls.pauses),
+        ("read", calls.reads),
+        ("release", calls.releases),
+    ];
+    let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
+    let mut json = serde_json::json!({
+        "exits": exits,
+        "host_operations": host,
+        "lost": calls.lost + calls.unsupported,
+        "part_time": calls.part_time,
+        "reports": calls.reports,
+        "spurious_reports": calls.spurious_reports,
+        "deadline": statistics.deadline,
+    });
+    for (name, count) in statistics.figures() {
+        match name.split_once('.') {
+            None => json[name] = count.into(),
+            // Above, with other names.
+            Some(("host", _)) => {}
+            Some((group, name)) => json[group][name] = count.into(),
+        }
+    }
+    json
+}
+
+/// Reads the host kernel's statistics: the exits that KVM handled by itself, and the use of the host's time. The exits' statistics are in debugfs, and are missing where it is not mounted.
+fn snapshot() -> Snapshot {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let files = fs::read_dir("/sys/kernel/debug/kvm").into_iter().flatten();
+    let exits = files
+        .flatten()
+        .filter_map(|file| {
+            let name = file.file_name().into_string().ok()?;
+            if !name.contains("exit") {
+                return None;
+            }
+            let value = fs::read_to_string(file.path()).ok()?;
+            Some((name, value.trim().parse().ok()?))
+        })
+        .collect();
+    Snapshot {
+        cpu: stat.lines().next().unwrap_or_default().to_owned(),
+        exits,
+        pmu: BTreeMap::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vpmu_kvm::Exit;
+
+    #[test]
+    fn what_has_not_happened_is_left_out() {
+        let mut statistics = Statistics::new();
+        statistics.count(Exit::MsrRead(0x38e));
+        (statistics.pmis, statistics.longest_stuck_ns) = (3, 7);
+        statistics.host.reads = 2;
+        (statistics.host.lost, statistics.host.unsupported) = (1, 4);
+        let json = to_json(&statistics);
+        assert_eq!(json["exits"], serde_json::json!({"msr:read:0x38e": 1}));
+        assert_eq!(json["pmis"], 3);
+        assert_eq!(json["longest_stuck_ns"], 7);
+        assert_eq!(json["host_operations"], serde_json::json!({"read": 2}));
+        assert_eq!(json["lost"], 5, "whoever knew");
+        assert_eq!(json["pebs"]["records"], 0);
+        assert_eq!(json["arming"]["longest_ns"], 0);
     }
 }
