@@ -52,7 +52,7 @@ pub(crate) fn signal(vm: &impl AsRawFd, id: u32, vector: u8) -> Result<(), Error
         data: vector.into(),
         ..Default::default()
     };
-    sys::signal_msi(vm, &message).map(drop)
+    sys::signal_msi(vm, &message)
 }
 
 /// The delivery of a PMI to the guest.

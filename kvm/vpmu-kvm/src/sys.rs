@@ -184,12 +184,12 @@ pub(crate) fn nmi(vcpu: &impl AsRawFd) -> Result<(), Error> {
     no_memory(vcpu, "KVM_NMI", NMI, 0).map(drop)
 }
 
-/// Sends the message, and returns whether anybody has taken it.
-pub(crate) fn signal_msi(vm: &impl AsRawFd, message: &kvm_msi) -> Result<bool, Error> {
+/// Sends the message, whether anybody takes it or not.
+pub(crate) fn signal_msi(vm: &impl AsRawFd, message: &kvm_msi) -> Result<(), Error> {
     match set(vm, "KVM_SIGNAL_MSI", SIGNAL_MSI, message) {
         // KVM's -1 for "nobody".
-        Err(Error::Kvm(_, libc::EPERM)) => Ok(false),
-        result => result.map(|taken| taken > 0),
+        Err(Error::Kvm(_, libc::EPERM)) => Ok(()),
+        result => result.map(drop),
     }
 }
 
