@@ -9,7 +9,7 @@ use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::Options;
 use crate::pmu::VcpuPmu;
-use crate::vcpu::OnKvm;
+use crate::run::Kvm;
 
 /// Nobody.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) enum Follower {}
 
 impl Follower {
     pub(crate) fn attach(
-        _: &OnKvm,
+        _: &Kvm,
         offer: &Offer,
         _: Arc<dyn GuestMemory>,
         _: &Options,
@@ -30,23 +30,24 @@ impl Follower {
         }
     }
 
-    pub(crate) fn forget(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) {
+    pub(crate) fn forget(&mut self, _: &Kvm, _: &mut VcpuPmu<PerfHost>) {
         match *self {}
     }
 
-    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
-        match *self {}
-    }
-
-    pub(crate) fn replay(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
-        match *self {}
-    }
-
-    pub(crate) fn after_run(
+    pub(crate) fn before_run(
         &mut self,
-        _: &OnKvm,
+        _: &Kvm,
         _: &mut VcpuPmu<PerfHost>,
-    ) -> Result<bool, Error> {
+        _: bool,
+    ) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub(crate) fn replay(&mut self, _: &Kvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub(crate) fn after_run(&mut self, _: &Kvm, _: &mut VcpuPmu<PerfHost>) -> Result<bool, Error> {
         match *self {}
     }
 }

@@ -1,4 +1,4 @@
-//! The page that a vCPU shares with user space: `struct kvm_run`.
+//! A vCPU of KVM's, and the page that it shares with user space: `struct kvm_run`.
 //!
 //! The mapping is separate from the VMM's, so the VMM need not hand a reference out, whatever binding it uses. This
 //! crate reads and writes only the first page, and does not use the data of port accesses behind it.
@@ -6,10 +6,9 @@
 //! UNSAFETY: maps and reads memory that the kernel and the VMM write too.
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
-use std::os::fd::AsFd;
-#[cfg(feature = "lbr")]
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
@@ -23,13 +22,46 @@ use vpmu::x86::Outcome;
 use vpmu_perf::Flag;
 
 use crate::error::Error;
-#[cfg(feature = "lbr")]
+use crate::stats::Shared;
 use crate::sys;
 
 const PAGE: usize = 4096;
 /// An address that no vCPU's RIP has: it is not canonical.
 const NO_RIP: u64 = 1 << 63;
 const _: () = assert!(size_of::<kvm_run>() <= PAGE);
+
+/// A vCPU of KVM's. What reads the guest's registers in a sample has a copy.
+#[derive(Clone, Debug)]
+pub(crate) struct Kvm {
+    pub(crate) vm: Arc<OwnedFd>,
+    pub(crate) vcpu: Arc<OwnedFd>,
+    pub(crate) run: Arc<RunPage>,
+    pub(crate) statistics: Shared,
+}
+
+impl Kvm {
+    pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
+        sys::check_vm(vm)?;
+        let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
+        // Descriptors of other kinds do not have this call.
+        sys::lapic(&vcpu).map_err(|error| match error {
+            Error::Kvm(_, errno) => Error::NoLapic(errno),
+            error => error,
+        })?;
+        Ok(Self {
+            run: Arc::new(RunPage::map(&vcpu)?),
+            vm: Arc::new(vm),
+            vcpu: Arc::new(vcpu),
+            statistics: Shared::new(),
+        })
+    }
+
+    /// Returns the general registers: those that came with the exit, or else KVM's answer.
+    #[cfg(feature = "lbr")]
+    pub(crate) fn regs(&self) -> Result<kvm_regs, Error> {
+        self.run.regs().map_or_else(|| sys::regs(&self.vcpu), Ok)
+    }
+}
 
 /// The mapped page.
 #[derive(Debug)]
@@ -200,11 +232,6 @@ impl RunPage {
 /// What the follower alone asks.
 #[cfg(feature = "lbr")]
 impl RunPage {
-    /// Returns the general registers of `vcpu`, whose page this is, also where KVM has not given them.
-    pub(crate) fn regs_of(&self, vcpu: &impl AsRawFd) -> Result<kvm_regs, Error> {
-        self.regs().map_or_else(|| sys::regs(vcpu), Ok)
-    }
-
     /// Returns the register and the value of an RDMSR that has been answered.
     pub(crate) fn answered(&self) -> Option<(u32, u64)> {
         match self.returned() {

@@ -21,7 +21,7 @@
 //! which way it was, and the fault is injected. The VMM sees EINTR, which it knows. Its own wishes stay: this crate
 //! sets the byte to 2 where it is 0, and takes nothing but a 2 back.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -40,9 +40,9 @@ use crate::options::Options;
 use crate::pmu::VcpuPmu;
 use crate::publish;
 use crate::rdpmc::{self, Rdpmc, VcpuRdpmc};
-use crate::run::{Returned, RunPage};
+use crate::run::{Kvm, Returned};
 use crate::state::State;
-use crate::stats::{Exit, Shared, Statistics};
+use crate::stats::{Exit, Statistics};
 use crate::sys;
 use crate::thread::{Thread, unset};
 
@@ -69,7 +69,7 @@ pub enum AfterRun {
 /// takes the PMU over. All other functions may be called from any thread while the vCPU does not run.
 #[derive(Debug)]
 pub struct Vcpu {
-    kvm: OnKvm,
+    exits: Exits,
     /// `None`: the guest has no PMU.
     pmu: Option<VcpuPmu<PerfHost>>,
     /// `None`: the guest has no last branch records.
@@ -97,13 +97,13 @@ impl Vcpu {
     ) -> Result<Self, Error> {
         let mut this = Self::new(vm, vcpu, offer, options, memory)?;
         if let Some(pmu) = &offer.pmu {
-            let kick = Kick::Flag(this.kvm.run.clone());
+            let kick = Kick::Flag(this.exits.kvm.run.clone());
             // The TSC's rate is read when a thread begins to run the vCPU, and again with each slice.
             this.thread = Some(Thread::new(pmu, options, kick, 0)?);
         }
         let memory = Arc::clone(&this.memory);
-        this.follower = Follower::attach(&this.kvm, offer, memory, options)?;
-        this.kvm.statistics.lock().slot = publish::take_slot(&this.offer(), this.backing());
+        this.follower = Follower::attach(&this.exits.kvm, offer, memory, options)?;
+        this.exits.kvm.statistics.lock().slot = publish::take_slot(&this.offer(), this.backing());
         Ok(this)
     }
 
@@ -141,18 +141,23 @@ impl Vcpu {
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
         // The descriptors are tried first: a wrong one is an error before perf is asked for anything.
-        let mut kvm = OnKvm::new(vm, vcpu)?;
+        let kvm = Kvm::new(vm, vcpu)?;
         let pmu = offer.pmu.as_ref().map(|pmu| {
             let (memory, statistics) = (Arc::clone(&memory), kvm.statistics.clone());
             VcpuPmu::new(pmu, options.policy, memory, statistics)
         });
         let pmu = pmu.transpose()?;
-        if offer.deadline {
+        let deadline = offer.deadline.then(|| {
             let (vm, vcpu) = (Arc::clone(&kvm.vm), Arc::clone(&kvm.vcpu));
-            kvm.deadline = Some(Arc::new(Deadline::new(vm, vcpu, Arc::clone(&memory))?));
-        }
+            Deadline::new(vm, vcpu, Arc::clone(&memory)).map(Arc::new)
+        });
         Ok(Self {
-            kvm,
+            exits: Exits {
+                fault: None,
+                rdpmc: None,
+                deadline: deadline.transpose()?,
+                kvm,
+            },
             pmu,
             follower: None,
             thread: None,
@@ -174,15 +179,14 @@ impl Vcpu {
     /// among the MSRs of [`intercept`](crate::intercept). Call this before the first run.
     pub fn set_rdpmc(&mut self, rdpmc: Arc<Rdpmc>) {
         let memory = Arc::clone(&self.memory);
-        let statistics = self.kvm.statistics.clone();
-        self.kvm.rdpmc = Some(VcpuRdpmc::new(rdpmc, memory, statistics));
+        self.exits.rdpmc = Some(VcpuRdpmc::new(rdpmc, memory));
     }
 
     /// Returns the parts that the guest is offered.
     pub fn offer(&self) -> Offer {
         Offer {
             pmu: self.pmu.as_ref().map(VcpuPmu::offer),
-            deadline: self.kvm.deadline.is_some(),
+            deadline: self.exits.deadline.is_some(),
         }
     }
 
@@ -202,12 +206,12 @@ impl Vcpu {
         if let Some(pmu) = &self.pmu {
             pmu.publish_all();
         }
-        self.kvm.statistics.share()
+        self.exits.kvm.statistics.share()
     }
 
     /// Returns the lazy deadline, if the guest is offered one, for the thread that waits for it.
     pub fn deadline(&self) -> Option<Arc<Deadline>> {
-        self.kvm.deadline.clone()
+        self.exits.deadline.clone()
     }
 
     /// Takes the overflows, delivers the interrupt that is due, and sets the deadline. Call this on the vCPU's thread
@@ -226,28 +230,28 @@ impl Vcpu {
             self.stop_following();
         }
         if let (Some(pmu), Some(thread)) = (&mut self.pmu, &mut self.thread) {
-            let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
+            let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.exits.kvm.vcpu)?) * 1000);
             thread.before_run(pmu, tsc_hz, |offer, perf| {
-                self.kvm.statistics.lock().slot.show_thread();
+                self.exits.kvm.statistics.lock().slot.show_thread();
                 let mut host = PerfHost::new(perf)?;
-                let (vcpu, run) = (Arc::clone(&self.kvm.vcpu), Arc::clone(&self.kvm.run));
                 // Samples need the guest's TSC, and records its memory, too.
                 if offer.has_pebs() || offer.capability().is_none() {
-                    let (vcpu, memory) = (Arc::clone(&vcpu), Arc::clone(&self.memory));
-                    host.set_guest(VcpuGuest::new(vcpu, run, memory));
+                    let memory = Arc::clone(&self.memory);
+                    host.set_guest(VcpuGuest::new(self.exits.kvm.clone(), memory));
                 }
+                let vcpu = Arc::clone(&self.exits.kvm.vcpu);
                 // Without the vCPU's own answer the ring is that of perf's last sample, some 50 microseconds old.
                 host.set_ring(move || guest::ring_of(&vcpu));
                 Ok(host)
             })?;
         }
-        if let Some(deadline) = &self.kvm.deadline {
+        if let Some(deadline) = &self.exits.deadline {
             deadline.before_run()?;
         }
         if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu) {
-            follower.before_run(&self.kvm, pmu)?;
+            follower.before_run(&self.exits.kvm, pmu, self.exits.fault.is_some())?;
         }
-        self.kvm.before_run(&mut self.pmu)
+        self.exits.before_run(&mut self.pmu)
     }
 
     /// Completes the exit if it is one of the parts'. Call this right after each KVM_RUN, however it ended.
@@ -266,15 +270,15 @@ impl Vcpu {
             overflowed = pmu.take_overflows();
         }
         if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu)
-            && follower.after_run(&self.kvm, pmu)?
+            && follower.after_run(&self.exits.kvm, pmu)?
         {
             return Ok(AfterRun::Completed);
         }
-        let after = self.kvm.after_run(&mut self.pmu, overflowed)?;
+        let after = self.exits.after_run(&mut self.pmu, overflowed)?;
         if after == AfterRun::Completed
             && let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu)
         {
-            follower.replay(&self.kvm, pmu)?;
+            follower.replay(&self.exits.kvm, pmu)?;
         }
         if after == AfterRun::Vmm
             && let Some(pmu) = &self.pmu
@@ -298,7 +302,7 @@ impl Vcpu {
     /// Ends a run that follows the guest.
     fn stop_following(&mut self) {
         if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu) {
-            follower.forget(&self.kvm, pmu);
+            follower.forget(&self.exits.kvm, pmu);
         }
     }
 
@@ -309,7 +313,7 @@ impl Vcpu {
             pmu.take_overflows();
             pmu.save()
         });
-        let deadline = self.kvm.deadline.as_ref();
+        let deadline = self.exits.deadline.as_ref();
         State::new(pmu, deadline.map(|deadline| deadline.save()))
     }
 
@@ -334,7 +338,7 @@ impl Vcpu {
             return Err(Error::OtherOffer);
         }
         self.stop_following();
-        self.kvm.reset();
+        self.exits.reset();
         // The PMU goes first, because it can still refuse without a trace. A deadline may interrupt the guest at once.
         if let (Some(pmu), Some(saved)) = (&mut self.pmu, &state.pmu) {
             let told = saved.offer();
@@ -349,7 +353,7 @@ impl Vcpu {
                 thread.is_unsure_of_rate = true;
             }
         }
-        match (&self.kvm.deadline, &state.deadline) {
+        match (&self.exits.deadline, &state.deadline) {
             (Some(deadline), Some(saved)) => deadline.restore(saved),
             _ => Ok(()),
         }
@@ -365,7 +369,7 @@ impl Vcpu {
                 return Some(value);
             }
         }
-        match self.kvm.deadline.as_ref()?.rdmsr(index) {
+        match self.exits.deadline.as_ref()?.rdmsr(index) {
             Outcome::Value(value) => Some(value),
             Outcome::NotHandled | Outcome::Done | Outcome::GeneralProtection => None,
         }
@@ -382,7 +386,7 @@ impl Vcpu {
                 return outcome;
             }
         }
-        let deadline = self.kvm.deadline.as_ref();
+        let deadline = self.exits.deadline.as_ref();
         deadline.map_or(Outcome::NotHandled, |deadline| deadline.wrmsr(index, value))
     }
 
@@ -392,53 +396,29 @@ impl Vcpu {
             // Overflows until now stay untaken: their records would go into what may be the next guest's memory.
             pmu.reset();
         }
-        if let Some(deadline) = &self.kvm.deadline {
+        if let Some(deadline) = &self.exits.deadline {
             deadline.reset();
         }
         self.stop_following();
-        self.kvm.reset();
+        self.exits.reset();
     }
 }
 
-/// A vCPU of KVM's, and what answers its guest's accesses beside the PMU.
+/// The exits of a vCPU of KVM's, and what answers its guest's accesses beside the PMU.
 #[derive(Debug)]
-pub(crate) struct OnKvm {
-    pub(crate) vm: Arc<OwnedFd>,
-    pub(crate) vcpu: Arc<OwnedFd>,
-    pub(crate) run: Arc<RunPage>,
+struct Exits {
+    kvm: Kvm,
     /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
-    pub(crate) fault: Option<u64>,
+    fault: Option<u64>,
     /// The way of RDPMC to the VMM where no kernel is rewritten.
-    pub(crate) rdpmc: Option<VcpuRdpmc>,
+    rdpmc: Option<VcpuRdpmc>,
     /// `None`: the guest has no lazy deadline.
-    pub(crate) deadline: Option<Arc<Deadline>>,
-    pub(crate) statistics: Shared,
+    deadline: Option<Arc<Deadline>>,
 }
 
-impl OnKvm {
-    pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
-        sys::check_vm(vm)?;
-        let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
-        // Descriptors of other kinds do not have this call.
-        sys::lapic(&vcpu).map_err(|error| match error {
-            Error::Kvm(_, errno) => Error::NoLapic(errno),
-            error => error,
-        })?;
-        Ok(Self {
-            // A mapping of its own: the VMM's binding need not lend its.
-            run: Arc::new(RunPage::map(&vcpu)?),
-            vm: Arc::new(vm),
-            // Shared with what reads the guest's registers in a sample, which may be on its way while this object moves.
-            vcpu: Arc::new(vcpu),
-            fault: None,
-            rdpmc: None,
-            deadline: None,
-            statistics: Shared::new(),
-        })
-    }
-
+impl Exits {
     /// Delivers the interrupt that is due, and prepares the page for the next KVM_RUN.
-    pub(crate) fn before_run<H: CounterHost<CounterConfig>>(
+    fn before_run<H: CounterHost<CounterConfig>>(
         &mut self,
         pmu: &mut Option<VcpuPmu<H>>,
     ) -> Result<(), Error> {
@@ -447,52 +427,52 @@ impl OnKvm {
         {
             // A paravirtual PMU's interrupt is an NMI, whatever LVTPC says.
             let lapic = match pmu.is_architectural() {
-                true => Some(Lapic::of(&self.vcpu)?),
+                true => Some(Lapic::of(&self.kvm.vcpu)?),
                 false => None,
             };
             let lvtpc = lapic.as_ref().map_or(lapic::NMI, Lapic::lvtpc);
             match (pmu.take_pmi(lvtpc), lapic) {
                 // KVM_NMI asks no local APIC, so that it also reaches a vCPU whose APIC is disabled.
-                (Some(Pmi::Nmi), _) => sys::nmi(&self.vcpu)?,
+                (Some(Pmi::Nmi), _) => sys::nmi(&self.kvm.vcpu)?,
                 (Some(Pmi::Vector(vector)), Some(lapic)) => {
-                    lapic::signal(&self.vm, lapic.id(), vector)?;
+                    lapic::signal(&self.kvm.vm, lapic.id(), vector)?;
                 }
                 (Some(Pmi::Vector(_)), None) | (None, _) => {}
             }
         }
-        self.run.before_run();
+        self.kvm.run.before_run();
         if self.fault.is_some() {
             // The VMM's own request has the same effect.
-            let flag = self.run.flag();
+            let flag = self.kvm.run.flag();
             let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
-            self.run.expect_regs();
+            self.kvm.run.expect_regs();
         }
         Ok(())
     }
 
     /// Completes the exit if it is one of the parts'. `overflowed`: an overflow was signalled during the run.
-    pub(crate) fn after_run<H: CounterHost<CounterConfig>>(
+    fn after_run<H: CounterHost<CounterConfig>>(
         &mut self,
         pmu: &mut Option<VcpuPmu<H>>,
         overflowed: bool,
     ) -> Result<AfterRun, Error> {
-        let completed = match self.run.returned() {
+        let completed = match self.kvm.run.returned() {
             Returned::NoExit => {
-                self.statistics.lock().count(Exit::Kick);
+                self.kvm.statistics.lock().count(Exit::Kick);
                 return self.no_exit(overflowed);
             }
             // An access that no part knows stays as KVM has made it, so that the VMM's own handler finds it untouched.
             Returned::Rdmsr(index) => {
                 let outcome = self.access(index, None, pmu)?;
-                self.run.complete_msr(outcome)
+                self.kvm.run.complete_msr(outcome)
             }
             Returned::Wrmsr(index, value) => {
                 let outcome = self.access(index, Some(value), pmu)?;
-                self.run.complete_msr(outcome)
+                self.kvm.run.complete_msr(outcome)
             }
             Returned::Out(RDPMC_PORT) => self.rdpmc(pmu)?,
             Returned::Out(rdpmc::ENTRY_PORT) => match &self.rdpmc {
-                Some(rdpmc) => rdpmc.entered(&self.vcpu, &self.run, pmu)?,
+                Some(rdpmc) => rdpmc.entered(&self.kvm, pmu)?,
                 None => false,
             },
             Returned::Out(_) | Returned::Debug | Returned::Other => false,
@@ -505,16 +485,16 @@ impl OnKvm {
 
     /// Forgets the last exit: the vCPU goes on elsewhere. A fault that was to be injected belongs to an instruction that it
     /// does not execute, and the registers in `kvm_run` are not its registers any more.
-    pub(crate) fn reset(&mut self) {
+    fn reset(&mut self) {
         if self.fault.take().is_some() {
-            unset(&*self.run);
+            unset(&*self.kvm.run);
         }
-        self.run.expect_regs();
+        self.kvm.run.expect_regs();
     }
 
     fn no_exit(&mut self, overflowed: bool) -> Result<AfterRun, Error> {
         // Read before a fault takes its own request back.
-        let flag = self.run.flag().load(Ordering::SeqCst);
+        let flag = self.kvm.run.flag().load(Ordering::SeqCst);
         self.inject_fault()?;
         Ok(match flag {
             KICKED => AfterRun::Kicked,
@@ -534,11 +514,11 @@ impl OnKvm {
     ) -> Result<Outcome, Error> {
         if let Some(rdpmc) = &mut self.rdpmc {
             // Only with RDPMC the guest has a PMU.
-            if !rdpmc.permits(msr, &self.vcpu)? {
+            if !rdpmc.permits(msr, &self.kvm)? {
                 return Ok(Outcome::GeneralProtection);
             }
             if written.is_none() {
-                let outcome = rdpmc.rdmsr(msr, &self.vcpu, &self.run, pmu);
+                let outcome = rdpmc.rdmsr(msr, &self.kvm, pmu);
                 if outcome != Outcome::NotHandled {
                     return Ok(outcome);
                 }
@@ -557,7 +537,7 @@ impl OnKvm {
             Some(value) => (deadline.wrmsr(msr, value), Exit::MsrWrite(msr)),
         };
         if outcome != Outcome::NotHandled {
-            self.statistics.lock().count(exit);
+            self.kvm.statistics.lock().count(exit);
         }
         Ok(outcome)
     }
@@ -572,17 +552,20 @@ impl OnKvm {
         let Some(pmu) = pmu else {
             return Ok(false);
         };
-        let (rcx, rip) = self.run.rcx_and_rip();
+        let (rcx, rip) = self.kvm.run.rcx_and_rip();
         // Processes have the lower half. The question would take a system call for each RDPMC of a kernel.
         let is_upper = rip >> 63 != 0;
-        if !is_upper && sys::sregs(&self.vcpu)?.ss.dpl != 0 {
+        if !is_upper && sys::sregs(&self.kvm.vcpu)?.ss.dpl != 0 {
             return Ok(false);
         }
         // RDPMC takes ECX, whatever the high half of RCX holds (SDM vol. 2B).
         match pmu.rdpmc(rcx as u32, Ring::Kernel) {
             Outcome::NotHandled => return Ok(false),
             // RDPMC clears the high halves of RAX and RDX in 64-bit mode.
-            Outcome::Value(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),
+            Outcome::Value(value) => self
+                .kvm
+                .run
+                .set_rax_and_rdx(value & 0xffff_ffff, value >> 32),
             Outcome::Done | Outcome::GeneralProtection => self.fault = Some(rip),
         }
         Ok(true)
@@ -594,21 +577,21 @@ impl OnKvm {
         let Some(at) = self.fault else {
             return Ok(());
         };
-        if !self.run.has_regs() {
+        if !self.kvm.run.has_regs() {
             // The VMM has not called KVM_RUN.
             return Ok(());
         }
         self.fault = None;
-        unset(&*self.run);
-        let mut regs = sys::regs(&self.vcpu)?;
+        unset(&*self.kvm.run);
+        let mut regs = sys::regs(&self.kvm.vcpu)?;
         // Where KVM's emulator has decoded the port write, RIP was behind the instruction at the exit already, and has not
         // moved since; else KVM has stepped over it in the KVM_RUN that has just returned.
         regs.rip = match regs.rip == at {
             true => at.wrapping_sub(RDPMC_LENGTH),
             false => at,
         };
-        sys::set_regs(&self.vcpu, &regs)?;
-        sys::inject(&self.vcpu, GP, Some(0))
+        sys::set_regs(&self.kvm.vcpu, &regs)?;
+        sys::inject(&self.kvm.vcpu, GP, Some(0))
     }
 }
 

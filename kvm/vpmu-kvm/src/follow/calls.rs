@@ -20,10 +20,10 @@ use crate::error::Error;
 use crate::guest::{ring, system};
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
+use crate::run::Kvm;
 use crate::stats::{CallStacks, Statistics};
 use crate::sys;
 use crate::sys::keys::Keys;
-use crate::vcpu::OnKvm;
 
 /// Pages that are remembered for one stack.
 const PAGES: usize = 32;
@@ -102,13 +102,13 @@ impl Calls {
     /// Fills the records of a guest that wants its open calls: nothing is followed for them.
     pub(super) fn fill(
         &mut self,
-        kvm: &OnKvm,
+        kvm: &Kvm,
         pmu: &mut VcpuPmu<PerfHost>,
         memory: &dyn GuestMemory,
         keys: &Keys,
         (filter, wanted): (Filter, u8),
     ) -> Result<(), Error> {
-        let regs = kvm.run.regs_of(&kvm.vcpu)?;
+        let regs = kvm.regs()?;
         let sregs = sys::sregs(&kvm.vcpu)?;
         // A call of KVM's, for each page otherwise. The program does not run meanwhile.
         let asked = OnceCell::new();

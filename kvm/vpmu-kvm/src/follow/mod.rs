@@ -49,13 +49,12 @@ use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::{Follow, Options};
 use crate::pmu::VcpuPmu;
-use crate::run::Returned;
+use crate::run::{Kvm, Returned};
 use crate::stats::Exit;
 use crate::sys;
 use crate::sys::debug;
 use crate::sys::keys::Keys;
 use crate::thread::unset;
-use crate::vcpu::OnKvm;
 use calls::Calls;
 use guard::Guard;
 use replay::Replays;
@@ -138,7 +137,7 @@ impl std::fmt::Debug for Follower {
 impl Follower {
     /// Returns what follows a vCPU whose guest is offered last branch records.
     pub(crate) fn attach(
-        kvm: &OnKvm,
+        kvm: &Kvm,
         offer: &Offer,
         memory: Arc<dyn GuestMemory>,
         options: &Options,
@@ -175,7 +174,7 @@ impl Follower {
     }
 
     /// The vCPU has another thread, or its state is another's.
-    pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) {
+    pub(crate) fn forget(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>) {
         let _ = self.stop(kvm, pmu);
         self.forget_replay();
         self.guard = None;
@@ -185,8 +184,9 @@ impl Follower {
     /// due.
     pub(crate) fn before_run(
         &mut self,
-        kvm: &OnKvm,
+        kvm: &Kvm,
         pmu: &mut VcpuPmu<PerfHost>,
+        has_fault: bool,
     ) -> Result<(), Error> {
         let wanted = pmu.branches_awaited();
         if wanted == 0 {
@@ -208,7 +208,7 @@ impl Follower {
             return Ok(());
         }
         // The guest goes on in the handler of the fault, and not where its registers are now.
-        if kvm.fault.is_some() {
+        if has_fault {
             return Ok(());
         }
         if let Some(replays) = &mut self.replays {
@@ -250,7 +250,7 @@ impl Follower {
     }
 
     /// Plans a replay behind a read of a branch record. Call this when an exit has been completed.
-    pub(crate) fn replay(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn replay(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         match &mut self.replays {
             Some(replays) if self.run.is_none() => replays.replay(kvm, pmu, &*self.memory),
             _ => Ok(()),
@@ -258,12 +258,7 @@ impl Follower {
     }
 
     /// Takes branches for the guest, as many as are `wanted` and as can be. Nothing is left for KVM to complete.
-    fn take(
-        &mut self,
-        kvm: &OnKvm,
-        pmu: &mut VcpuPmu<PerfHost>,
-        wanted: usize,
-    ) -> Result<(), Error> {
+    fn take(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>, wanted: usize) -> Result<(), Error> {
         let (Some(replays), Some(filter)) = (&mut self.replays, pmu.branch_filter()) else {
             return Ok(());
         };
@@ -282,7 +277,7 @@ impl Follower {
     }
 
     /// Begins a run.
-    fn begin(&mut self, kvm: &OnKvm) -> Result<(), Error> {
+    fn begin(&mut self, kvm: &Kvm) -> Result<(), Error> {
         let guard = match &self.guard {
             Some(guard) => guard,
             None => self.guard.insert(Guard::new(self.signal)?),
@@ -307,14 +302,14 @@ impl Follower {
     /// Finds what the guest is going to execute, and puts breakpoints there. `false`: it cannot be followed from here.
     fn predict(
         &mut self,
-        kvm: &OnKvm,
+        kvm: &Kvm,
         pmu: &mut VcpuPmu<PerfHost>,
         wanted: usize,
     ) -> Result<bool, Error> {
         let (Some(filter), Some(run)) = (pmu.branch_filter(), &mut self.run) else {
             return Ok(false);
         };
-        let regs = kvm.run.regs_of(&kvm.vcpu)?;
+        let regs = kvm.regs()?;
         let sregs = match run.exits == 0 {
             true => sys::sregs(&kvm.vcpu)?,
             false => kvm.run.sregs(),
@@ -370,7 +365,7 @@ impl Follower {
     /// this one's.
     pub(crate) fn after_run(
         &mut self,
-        kvm: &OnKvm,
+        kvm: &Kvm,
         pmu: &mut VcpuPmu<PerfHost>,
     ) -> Result<bool, Error> {
         let returned = kvm.run.returned();
@@ -440,7 +435,7 @@ impl Follower {
     }
 
     /// Ends the run, if there is one. The counters go on last.
-    fn stop(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+    fn stop(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         let stopped = self.run.take().map_or(Ok(()), |run| {
             if run.asks_sregs {
                 kvm.run.expect_sregs(false);

@@ -22,9 +22,9 @@ use crate::error::Error;
 use crate::guest::{kvm_registers, registers, ring, system};
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
+use crate::run::Kvm;
 use crate::sys::keys::Keys;
 use crate::sys::{self, debug};
-use crate::vcpu::OnKvm;
 
 /// Most instructions of a replay: twice as many as Linux 6.12 executes to read 32 records; and where interrupts are not
 /// blocked.
@@ -245,7 +245,7 @@ impl Replays {
     /// Plans a replay behind a read of a branch record, when an exit has been completed.
     pub(super) fn replay(
         &mut self,
-        kvm: &OnKvm,
+        kvm: &Kvm,
         pmu: &mut VcpuPmu<PerfHost>,
         memory: &dyn GuestMemory,
     ) -> Result<(), Error> {
@@ -278,14 +278,14 @@ impl Replays {
     /// Takes branches for the guest that pass the filter, as many as are wanted and as can be.
     pub(super) fn take(
         &mut self,
-        kvm: &OnKvm,
+        kvm: &Kvm,
         pmu: &mut VcpuPmu<PerfHost>,
         memory: &dyn GuestMemory,
         keys: &Keys,
         sregs: &kvm_sregs,
         (filter, wanted): (Filter, usize),
     ) -> Result<(), Error> {
-        let regs = kvm.run.regs_of(&kvm.vcpu)?;
+        let regs = kvm.regs()?;
         let ring = ring(sregs, &regs);
         let start = Start {
             registers: &registers(&regs),
@@ -313,7 +313,7 @@ impl Replays {
     /// Commits the replay, if there is one. KVM has completed the read before it.
     pub(super) fn commit(
         &mut self,
-        kvm: &OnKvm,
+        kvm: &Kvm,
         pmu: &mut VcpuPmu<PerfHost>,
         memory: &dyn GuestMemory,
     ) {

@@ -18,7 +18,7 @@ use vpmu_x86::cpu::System;
 use vpmu_x86::paging::{Access, Mode, PAGE, Page, Paging};
 
 use crate::memory::GuestMemory;
-use crate::run::RunPage;
+use crate::run::Kvm;
 use crate::{deadline, sys};
 
 const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
@@ -26,8 +26,7 @@ const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 /// A vCPU of KVM's that does not run.
 #[derive(Debug)]
 pub(crate) struct VcpuGuest {
-    vcpu: Arc<OwnedFd>,
-    run: Arc<RunPage>,
+    kvm: Kvm,
     memory: Arc<dyn GuestMemory>,
     sregs: Option<Box<kvm_sregs>>,
     regs: Option<kvm_regs>,
@@ -37,10 +36,9 @@ pub(crate) struct VcpuGuest {
 }
 
 impl VcpuGuest {
-    pub(crate) fn new(vcpu: Arc<OwnedFd>, run: Arc<RunPage>, memory: Arc<dyn GuestMemory>) -> Self {
+    pub(crate) fn new(kvm: Kvm, memory: Arc<dyn GuestMemory>) -> Self {
         Self {
-            vcpu,
-            run,
+            kvm,
             memory,
             sregs: None,
             regs: None,
@@ -51,7 +49,7 @@ impl VcpuGuest {
 
     fn sregs(&mut self) -> Result<&kvm_sregs, Fault> {
         if self.sregs.is_none() {
-            let sregs = sys::sregs(&self.vcpu).map_err(|_| Fault)?;
+            let sregs = sys::sregs(&self.kvm.vcpu).map_err(|_| Fault)?;
             self.sregs = Some(Box::new(sregs));
         }
         self.sregs.as_deref().ok_or(Fault)
@@ -60,11 +58,11 @@ impl VcpuGuest {
     fn regs(&mut self) -> Result<kvm_regs, Fault> {
         // KVM_SYNC_X86_REGS has brought them with the exit, which saves a system call for each record. They are not kept:
         // what is executed for the guest since then changes them there.
-        if let Some(regs) = self.run.regs() {
+        if let Some(regs) = self.kvm.run.regs() {
             return Ok(regs);
         }
         if self.regs.is_none() {
-            self.regs = Some(sys::regs(&self.vcpu).map_err(|_| Fault)?);
+            self.regs = Some(sys::regs(&self.kvm.vcpu).map_err(|_| Fault)?);
         }
         self.regs.ok_or(Fault)
     }
@@ -129,7 +127,7 @@ impl SampledGuest for VcpuGuest {
     /// The guest's TSC is taken to be as fast as the host's.
     fn tsc_offset(&mut self) -> Result<u64, Fault> {
         if self.tsc_offset.is_none() {
-            self.tsc_offset = Some(deadline::tsc_offset(&self.vcpu).map_err(|_| Fault)?);
+            self.tsc_offset = Some(deadline::tsc_offset(&self.kvm.vcpu).map_err(|_| Fault)?);
         }
         self.tsc_offset.ok_or(Fault)
     }
@@ -153,7 +151,7 @@ impl Guest for VcpuGuest {
         let sregs = self.sregs()?;
         let ring = ring(sregs, &regs);
         // The host's TSC and an offset would be wrong where KVM scales the guest's.
-        let tsc = sys::msr(&self.vcpu, IA32_TIME_STAMP_COUNTER).map_err(|_| Fault)?;
+        let tsc = sys::msr(&self.kvm.vcpu, IA32_TIME_STAMP_COUNTER).map_err(|_| Fault)?;
         Ok(Sample {
             ip: regs.rip,
             ring,
@@ -189,7 +187,7 @@ impl Guest for VcpuGuest {
         // The legacy region has XMM0 at byte 160 (SDM vol. 1, 10.5.1).
         const XMM: usize = 160 / 4;
         let mut xsave = kvm_xsave::default();
-        sys::xsave(&self.vcpu, &mut xsave).map_err(|_| Fault)?;
+        sys::xsave(&self.kvm.vcpu, &mut xsave).map_err(|_| Fault)?;
         let (words, _) = xsave.region[XMM..].as_chunks::<4>();
         let mut registers = [0; 16];
         for (register, words) in registers.iter_mut().zip(words) {

@@ -16,8 +16,8 @@ use super::{Rdpmc, is_index};
 use crate::error::Error;
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
-use crate::run::RunPage;
-use crate::stats::{Exit, Shared};
+use crate::run::Kvm;
+use crate::stats::Exit;
 use crate::sys;
 
 /// Time between two checks for another IDT. A check takes KVM_GET_SREGS and a walk of page tables: some microseconds. A
@@ -30,21 +30,15 @@ const RFLAGS_AC: u64 = 1 << 18;
 pub(crate) struct VcpuRdpmc {
     shared: Arc<Rdpmc>,
     memory: Arc<dyn GuestMemory>,
-    statistics: Shared,
     /// The last check that has found the handler to exit, and the epoch it was made in.
     armed: Option<(Instant, u64)>,
 }
 
 impl VcpuRdpmc {
-    pub(crate) fn new(
-        shared: Arc<Rdpmc>,
-        memory: Arc<dyn GuestMemory>,
-        statistics: Shared,
-    ) -> Self {
+    pub(crate) fn new(shared: Arc<Rdpmc>, memory: Arc<dyn GuestMemory>) -> Self {
         Self {
             shared,
             memory,
-            statistics,
             armed: None,
         }
     }
@@ -52,7 +46,7 @@ impl VcpuRdpmc {
     /// Checks whether this vCPU's RDPMC comes to the VMM before `msr` is accessed, if the access asks for a check: the first
     /// of a vCPU, and those that a kernel makes when it searches for a PMU, but no access on the path of a PMI. `false`: the
     /// guest is to find no such register.
-    pub(crate) fn permits(&mut self, msr: u32, vcpu: &OwnedFd) -> Result<bool, Error> {
+    pub(crate) fn permits(&mut self, msr: u32, kvm: &Kvm) -> Result<bool, Error> {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
         let armed = self.armed.filter(|&(_, armed)| armed == epoch);
         match (Checked::of(msr), armed) {
@@ -61,10 +55,10 @@ impl VcpuRdpmc {
             _ => {}
         }
         let begin = Instant::now();
-        let sregs = sys::sregs(vcpu)?;
+        let sregs = sys::sregs(&kvm.vcpu)?;
         let armed = self.shared.arm(&sregs, &*self.memory);
         let end = Instant::now();
-        let arming = &mut self.statistics.lock().arming;
+        let arming = &mut kvm.statistics.lock().arming;
         arming.note(armed.is_err(), end - begin);
         self.armed = armed.is_ok().then_some((end, epoch));
         Ok(armed.is_ok())
@@ -74,23 +68,22 @@ impl VcpuRdpmc {
     pub(crate) fn rdmsr<H: CounterHost<CounterConfig>>(
         &self,
         msr: u32,
-        vcpu: &OwnedFd,
-        run: &RunPage,
+        kvm: &Kvm,
         pmu: &mut Option<VcpuPmu<H>>,
     ) -> Outcome {
         if !is_index(msr) {
             return Outcome::NotHandled;
         }
-        let (_, rip) = run.rcx_and_rip();
-        if self.shared.is_site(rip) || self.is_foreign(vcpu) {
+        let (_, rip) = kvm.run.rcx_and_rip();
+        if self.shared.is_site(rip) || self.is_foreign(&kvm.vcpu) {
             return read(pmu, msr, Ring::Kernel);
         }
-        self.statistics.lock().count(Exit::MsrRead(msr));
+        kvm.statistics.lock().count(Exit::MsrRead(msr));
         // The guest has no enlightenments of Hyper-V's, whose MSRs KVM shows its host even so.
         let is_hyperv = msr >= super::FIXED;
-        let value = match is_hyperv && !sys::has_hyperv(vcpu) {
+        let value = match is_hyperv && !sys::has_hyperv(&kvm.vcpu) {
             true => None,
-            false => sys::msr(vcpu, msr).ok(),
+            false => sys::msr(&kvm.vcpu, msr).ok(),
         };
         value.map_or(Outcome::GeneralProtection, Outcome::Value)
     }
@@ -107,14 +100,13 @@ impl VcpuRdpmc {
     /// Completes the exit at the entry of the guest's #GP handler. `false`: the write to the port is another one.
     pub(crate) fn entered<H: CounterHost<CounterConfig>>(
         &self,
-        vcpu: &OwnedFd,
-        run: &RunPage,
+        kvm: &Kvm,
         pmu: &mut Option<VcpuPmu<H>>,
     ) -> Result<bool, Error> {
-        let Some(regs) = run.regs() else {
+        let Some(regs) = kvm.run.regs() else {
             return Ok(false);
         };
-        let sregs = sys::sregs(vcpu)?;
+        let sregs = sys::sregs(&kvm.vcpu)?;
         if sregs.ss.dpl != 0 {
             // A process that has been given ports. The handler begins at CPL 0.
             return Ok(false);
@@ -146,16 +138,16 @@ impl VcpuRdpmc {
         });
         match done {
             Some((frame, regs)) => {
-                run.set_regs(&regs);
+                kvm.run.set_regs(&regs);
                 if frame.ring == Ring::Kernel && frame.rflags & TF != 0 {
-                    sys::inject_debug(vcpu, sys::DR6_BS)?;
+                    sys::inject_debug(&kvm.vcpu, sys::DR6_BS)?;
                 }
             }
             None => {
-                self.statistics
+                kvm.statistics
                     .lock()
                     .count(Exit::Port(super::entry::ENTRY_PORT));
-                run.set_regs(&displaced(&entry, regs));
+                kvm.run.set_regs(&displaced(&entry, regs));
             }
         }
         Ok(true)

@@ -38,7 +38,7 @@ const MASKED: u32 = 1 << 16;
 /// The machine, its PMU on a host that counts what a test sets, and the guest's reports.
 struct Rig {
     machine: Machine,
-    kvm: OnKvm,
+    exits: Exits,
     pmu: Option<VcpuPmu<Host>>,
     reports: Vec<(u8, u32)>,
 }
@@ -64,7 +64,12 @@ impl Rig {
         let pmu = pmu();
         machine.set_cpuid(&pmu.offer().into());
         Some(Self {
-            kvm: OnKvm::new(&machine.vm, &machine.vcpu).unwrap(),
+            exits: Exits {
+                kvm: Kvm::new(&machine.vm, &machine.vcpu).unwrap(),
+                fault: None,
+                rdpmc: None,
+                deadline: None,
+            },
             machine,
             pmu: Some(pmu),
             reports: Vec::new(),
@@ -76,12 +81,12 @@ impl Rig {
     }
 
     fn after_run(&mut self) -> AfterRun {
-        self.kvm.after_run(&mut self.pmu, false).unwrap()
+        self.exits.after_run(&mut self.pmu, false).unwrap()
     }
 
     /// Runs the guest as a VMM's loop does.
     fn run(&mut self) -> Ended {
-        self.kvm.before_run(&mut self.pmu).unwrap();
+        self.exits.before_run(&mut self.pmu).unwrap();
         let exit = match self.machine.vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => Some((port, data.to_vec())),
             Ok(VcpuExit::X86Rdmsr(_) | VcpuExit::X86Wrmsr(_)) => None,
@@ -204,14 +209,14 @@ fn an_access_of_another_register_is_left_to_the_vmm() {
         Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::E2BIG))
     );
     // KVM takes the access for good unless the VMM says that it is #GP.
-    rig.kvm.before_run(&mut rig.pmu).unwrap();
+    rig.exits.before_run(&mut rig.pmu).unwrap();
     match rig.machine.vcpu.run().unwrap() {
         VcpuExit::X86Rdmsr(exit) if exit.index == OTHER => *exit.data = 5,
         exit => panic!("{exit:?}"),
     }
     assert_eq!(rig.after_run(), AfterRun::Vmm);
     assert_eq!(rig.run(), Ended::Vmm, "the report of what was read");
-    rig.kvm.before_run(&mut rig.pmu).unwrap();
+    rig.exits.before_run(&mut rig.pmu).unwrap();
     let exit = rig.machine.vcpu.run().unwrap();
     assert!(matches!(exit, VcpuExit::X86Wrmsr(exit) if exit.index == OTHER));
     assert_eq!(rig.after_run(), AfterRun::Vmm);
@@ -229,14 +234,14 @@ fn a_pause_that_comes_with_a_fault_is_not_lost() {
         let Some(mut rig) = Rig::new(code, NMI) else {
             return;
         };
-        let page = Arc::clone(&rig.kvm.run);
+        let page = Arc::clone(&rig.exits.kvm.run);
         let pause = move || {
             let page = Arc::clone(&page);
             // As a binding's set_kvm_immediate_exit does, on another thread.
             let thread = std::thread::spawn(move || page.flag().store(1, Ordering::SeqCst));
             thread.join().unwrap();
         };
-        let flag = |rig: &Rig| rig.kvm.run.flag().load(Ordering::SeqCst);
+        let flag = |rig: &Rig| rig.exits.kvm.run.flag().load(Ordering::SeqCst);
         assert_eq!(rig.run(), Ended::Pmu, "the RDPMC");
         if early {
             pause();
@@ -265,9 +270,9 @@ fn the_fault_of_an_exit_is_none_after_a_reset() {
         return;
     };
     assert_eq!(rig.run(), Ended::Pmu, "the RDPMC");
-    rig.kvm.before_run(&mut rig.pmu).unwrap();
-    rig.kvm.reset();
-    assert_eq!(rig.kvm.run.flag().load(Ordering::SeqCst), 0);
+    rig.exits.before_run(&mut rig.pmu).unwrap();
+    rig.exits.reset();
+    assert_eq!(rig.exits.kvm.run.flag().load(Ordering::SeqCst), 0);
     while rig.run() != Ended::End {}
     assert_eq!(rig.reports, [(REPORT, 5), (REPORT, 7)]);
 }
@@ -319,7 +324,7 @@ fn a_process_that_writes_to_the_port_reads_no_counter() {
         let Some(mut rig) = Rig::new(Code::default().rdpmc(0), NMI) else {
             return;
         };
-        rig.kvm.before_run(&mut rig.pmu).unwrap();
+        rig.exits.before_run(&mut rig.pmu).unwrap();
         assert!(matches!(rig.machine.vcpu.run(), Ok(VcpuExit::IoOut(..))));
         let mut sregs = rig.machine.vcpu.get_sregs().unwrap();
         (sregs.cs.dpl, sregs.ss.dpl) = (dpl, dpl);
