@@ -18,34 +18,25 @@ pub trait Memory {
     fn present_below(&mut self, address: u64, lowest: u64) -> Option<u64>;
 }
 
-/// What one stack may still cost.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget(u32);
+/// What one stack may cost. A read costs one, in a guest some four reads of page tables. The largest programs have 40,000 pages of
+/// code, of which those that are present are looked at once for each address space.
+const BUDGET: u32 = 16384;
 
-impl Budget {
-    /// A read costs one, in a guest some four reads of page tables. The largest programs have 40,000 pages of code, of which
-    /// those that are present are looked at once for each address space.
-    const READS: u32 = 16384;
-
-    pub(crate) const fn new() -> Self {
-        Self(Self::READS)
-    }
-
-    pub(crate) fn spend(&mut self, reads: u32) -> Result<(), Cut> {
-        self.0 = self.0.checked_sub(reads).ok_or(Cut::Budget)?;
-        Ok(())
-    }
-}
-
-/// Memory with its budget.
+/// Memory, and what one stack may still cost.
 pub(crate) struct Reader<'a> {
     memory: &'a mut dyn Memory,
-    pub(crate) budget: Budget,
+    left: u32,
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(memory: &'a mut dyn Memory, budget: Budget) -> Self {
-        Self { memory, budget }
+    pub(crate) fn new(memory: &'a mut dyn Memory) -> Self {
+        let left = BUDGET;
+        Self { memory, left }
+    }
+
+    pub(crate) fn spend(&mut self, reads: u32) -> Result<(), Cut> {
+        self.left = self.left.checked_sub(reads).ok_or(Cut::Budget)?;
+        Ok(())
     }
 
     /// Reads any bytes.
@@ -53,7 +44,7 @@ impl<'a> Reader<'a> {
         while !bytes.is_empty() {
             let rest = (PAGE - address % PAGE) as usize;
             let (part, more) = bytes.split_at_mut(rest.min(bytes.len()));
-            self.budget.spend(1)?;
+            self.spend(1)?;
             if !self.memory.read(address, part) {
                 return Err(Cut::PageAbsent);
             }
@@ -79,7 +70,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn page(&mut self, address: u64) -> Result<Option<u64>, Cut> {
-        self.budget.spend(1)?;
+        self.spend(1)?;
         Ok(self.memory.page(address))
     }
 
@@ -88,7 +79,7 @@ impl<'a> Reader<'a> {
         const TABLE: u32 = 21;
         let page = self.memory.present_below(address, lowest);
         let passed = address.saturating_sub(page.unwrap_or(lowest)) >> TABLE;
-        self.budget.spend(1 + passed as u32)?;
+        self.spend(1 + passed as u32)?;
         Ok(page)
     }
 }

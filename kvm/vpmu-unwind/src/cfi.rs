@@ -132,7 +132,7 @@ impl Entries {
         }
         let end = cie_end + fde_length;
         // Each byte may be an instruction.
-        reader.budget.spend(end as u32 / 4)?;
+        reader.spend(end as u32 / 4)?;
         reader.read(cie, &mut self.copy[..cie_end])?;
         reader.read(fde, &mut self.copy[cie_end..end])?;
         // The program may have changed them meanwhile.
@@ -276,7 +276,7 @@ impl<'c> Caller<'_, '_, 'c> {
         }
         let mut result = evaluation.evaluate().map_err(bad)?;
         loop {
-            self.reader.budget.spend(1)?;
+            self.reader.spend(1)?;
             result = match result {
                 EvaluationResult::Complete => break,
                 EvaluationResult::RequiresRegister { register, .. } => {

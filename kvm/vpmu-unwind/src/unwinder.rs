@@ -1,6 +1,6 @@
 //! From frame to frame: each function's caller by its CFI, or by its code where it has none.
 
-use crate::bytes::{Budget, Memory, Reader};
+use crate::bytes::{Memory, Reader};
 use crate::cfi::{self, Entries};
 use crate::object::Objects;
 use crate::rules::{RBP, RSP, Registers17, Rules};
@@ -45,7 +45,7 @@ impl Unwinder {
         calls: &mut [Call],
     ) -> Outcome {
         self.objects.begin(space);
-        let mut reader = Reader::new(memory, Budget::new());
+        let mut reader = Reader::new(memory);
         let most = calls.len().min(MOST_CALLS);
         let calls = &mut calls[..most];
         let mut found = 0;
@@ -70,7 +70,7 @@ impl Unwinder {
                 return Ok(End::Full);
             };
             // Each frame costs something, so that a stack that leads to itself ends.
-            reader.budget.spend(1)?;
+            reader.spend(1)?;
             let Some((frame, next)) = self.step(reader, &now, is_exact, &mut is_partial)? else {
                 return Ok(End::Complete);
             };
