@@ -377,9 +377,7 @@ impl Drop for PerfEvent {
 }
 
 fn word(bytes: &[u8], n: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[8 * n..8 * n + 8]);
-    u64::from_ne_bytes(word)
+    u64::from_ne_bytes(bytes.as_chunks().0[n])
 }
 
 #[cfg(test)]
