@@ -69,7 +69,7 @@ pub enum AfterRun {
 /// takes the PMU over. All other functions may be called from any thread while the vCPU does not run.
 #[derive(Debug)]
 pub struct Vcpu {
-    exits: Exits,
+    exits: Completer,
     /// `None`: the guest has no PMU.
     pmu: Option<VcpuPmu<PerfHost>>,
     /// `None`: the guest has no last branch records.
@@ -152,7 +152,7 @@ impl Vcpu {
             Deadline::new(vm, vcpu, Arc::clone(&memory)).map(Arc::new)
         });
         Ok(Self {
-            exits: Exits {
+            exits: Completer {
                 fault: None,
                 rdpmc: None,
                 deadline: deadline.transpose()?,
@@ -404,9 +404,9 @@ impl Vcpu {
     }
 }
 
-/// The exits of a vCPU of KVM's, and what answers its guest's accesses beside the PMU.
+/// Completes the exits of a vCPU of KVM's, by what answers its guest's accesses beside the PMU.
 #[derive(Debug)]
-struct Exits {
+struct Completer {
     kvm: Kvm,
     /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
     fault: Option<u64>,
@@ -416,7 +416,7 @@ struct Exits {
     deadline: Option<Arc<Deadline>>,
 }
 
-impl Exits {
+impl Completer {
     /// Delivers the interrupt that is due, and prepares the page for the next KVM_RUN.
     fn before_run<H: CounterHost<CounterConfig>>(
         &mut self,

@@ -38,7 +38,7 @@ const MASKED: u32 = 1 << 16;
 /// The machine, its PMU on a host that counts what a test sets, and the guest's reports.
 struct Rig {
     machine: Machine,
-    exits: Exits,
+    exits: Completer,
     pmu: Option<VcpuPmu<Host>>,
     reports: Vec<(u8, u32)>,
 }
@@ -64,7 +64,7 @@ impl Rig {
         let pmu = pmu();
         machine.set_cpuid(&pmu.offer().into());
         Some(Self {
-            exits: Exits {
+            exits: Completer {
                 kvm: Kvm::new(&machine.vm, &machine.vcpu).unwrap(),
                 fault: None,
                 rdpmc: None,
