@@ -422,12 +422,6 @@ impl PerfHost {
         value
     }
 
-    fn read_value(&mut self, counter: Counter) -> u64 {
-        self.divide_time();
-        self.events.read(counter);
-        self.value(counter)
-    }
-
     /// Stops the samples that show the guest's ring unless a counter needs them.
     fn end_ring_sampler(&mut self) {
         if self.which(Slot::is_portion).is_empty() {
@@ -546,7 +540,9 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn read(&mut self, counter: Counter) -> u64 {
-        self.read_value(counter)
+        self.divide_time();
+        self.events.read(counter);
+        self.value(counter)
     }
 
     fn release(&mut self, counter: Counter) {
@@ -571,7 +567,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         for counter in counters {
             totals[counter] = match known {
                 true => self.value(counter),
-                false => self.read_value(counter),
+                false => self.read(counter),
             };
         }
         true
