@@ -7,14 +7,14 @@
 //! | [`spec`] | what to run: a request, and the checked description made of it |
 //! | [`report`] | records of guests, figures, tables, JSON |
 //! | [`image`] | guests from Debian packages: cache, archives, jobs |
-//! | [`backend`] | the ways to run a guest: native, monitor, nested, direct |
+//! | `backend` | the ways to run a guest: native, monitor, nested, direct |
 //! | [`run`] | supervision, retries, comparisons |
 //! | [`mod@bench`] | published experiments, done again |
 //!
 //! A room uses those above it and none below it. The lab drives built programs and links no
 //! hypervisor. From the engine it takes only the MSRs' names.
 
-pub mod backend;
+mod backend;
 pub mod bench;
 mod error;
 pub mod host;

@@ -38,23 +38,19 @@ const SECOND_WORDS: std::ops::Range<usize> = 0x100..0x700;
 
 /// The guest beside the first.
 #[derive(Debug, Clone, Copy)]
-pub struct Second<'a> {
+pub(crate) struct Second<'a> {
     /// Its file.
-    pub image: &'a Path,
+    pub(crate) image: &'a Path,
     /// Its initrd.
-    pub initrd: Option<&'a Path>,
+    pub(crate) initrd: Option<&'a Path>,
     /// Its command line.
-    pub words: &'a str,
+    pub(crate) words: &'a str,
     /// Its memory, MiB; `None`: the monitor's default.
-    pub memory: Option<u32>,
+    pub(crate) memory: Option<u32>,
 }
 
 /// Returns the boot file's contents.
-///
-/// # Errors
-///
-/// When `monitor` is not a monitor image or a guest cannot be booted by it.
-pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result<Vec<u8>> {
+pub(crate) fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result<Vec<u8>> {
     let mut file = fs::read(monitor).map_err(Error::file("read", monitor))?;
     if file.get(MONITOR_MAGIC..MONITOR_MAGIC + 8) != Some(b"VPMUGST1")
         || file.len() < WORDS_END

@@ -8,7 +8,7 @@
 //! | `nested` | QEMU | a stock KVM host with stock QEMU or vpmu-vmm |
 //! | `direct` | vpmu-vmm | this machine's own KVM |
 
-pub mod boot_file;
+pub(crate) mod boot_file;
 mod direct;
 mod disk;
 pub(crate) mod monitor;
@@ -27,15 +27,11 @@ use crate::image::job::Notify;
 use crate::spec::{Guest, Machine, Way};
 use vpmu_measure::Record;
 
-pub use parts::Parts;
+pub(crate) use parts::Parts;
 
 /// One way to run a guest.
-pub trait Backend {
+pub(crate) trait Backend {
     /// Checks, before anything is downloaded, that this machine has the programs.
-    ///
-    /// # Errors
-    ///
-    /// When a program is missing.
     fn check(&self) -> Result<()>;
 
     /// Returns the recipient of the guest's messages that its command begins and ends.
@@ -44,10 +40,6 @@ pub trait Backend {
     }
 
     /// Constructs the program to start, with files in `folder`.
-    ///
-    /// # Errors
-    ///
-    /// When a file cannot be used.
     fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch>;
 
     /// Tells how the guest ended, when neither its kernel nor a hypervisor complained.
@@ -69,17 +61,17 @@ pub trait Backend {
 
 /// A program to start.
 #[derive(Debug)]
-pub struct Launch {
+pub(crate) struct Launch {
     /// The program, by its name in messages.
-    pub program: PathBuf,
+    pub(crate) program: PathBuf,
     /// Its arguments.
-    pub arguments: Vec<OsString>,
+    pub(crate) arguments: Vec<OsString>,
     command: process::Command,
 }
 
 /// The end of a guest.
 #[derive(Debug, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     /// The guest powered off, or was reset.
     PoweredOff,
     /// The VMM in the KVM host reported its failure.
@@ -94,7 +86,7 @@ pub enum End {
 }
 
 /// Returns the backend that runs `guest`.
-pub fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
+pub(crate) fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
     match &guest.way {
         Way::Native => Box::new(native::Native(machine)),
         Way::Monitor {
@@ -128,7 +120,7 @@ impl Launch {
     }
 
     /// Adds arguments.
-    pub fn add(&mut self, arguments: impl IntoIterator<Item = OsString>) {
+    pub(crate) fn add(&mut self, arguments: impl IntoIterator<Item = OsString>) {
         for argument in arguments {
             self.command.arg(&argument);
             self.arguments.push(argument);
@@ -136,7 +128,7 @@ impl Launch {
     }
 
     /// Returns the program with its arguments. The kernel ends the program when vpmu is killed.
-    pub fn into_command(self) -> process::Command {
+    pub(crate) fn into_command(self) -> process::Command {
         self.command
     }
 }

@@ -13,26 +13,26 @@ use crate::spec::arch::Arch;
 
 /// The parts of a guest, before a backend puts something below it.
 #[derive(Debug)]
-pub struct Parts<'a> {
+pub(crate) struct Parts<'a> {
     /// The payload that runs in the guest.
-    pub payload: &'a Payload,
+    pub(crate) payload: &'a Payload,
     /// Images of Debian packages; present when [`crate::spec::Spec::needs_images`] says so.
-    pub images: Option<&'a Images>,
+    pub(crate) images: Option<&'a Images>,
     /// The kernel for our modules, when a guest has one of them.
-    pub kernel: Option<PathBuf>,
+    pub(crate) kernel: Option<PathBuf>,
     /// The kernel of a host whose KVM hands the PMU over, when a guest has such a host.
-    pub host_kernel: Option<&'a HostKernel>,
+    pub(crate) host_kernel: Option<&'a HostKernel>,
     /// The disk that the guest boots from, where there is one.
-    pub disk: Option<&'a BootDisk>,
+    pub(crate) disk: Option<&'a BootDisk>,
     /// The second archive of our own file tree, when a command runs.
-    pub job: Option<PathBuf>,
+    pub(crate) job: Option<PathBuf>,
     /// The second archive of the file tree of the guest beside it, when a command runs there.
-    pub second_job: Option<PathBuf>,
+    pub(crate) second_job: Option<PathBuf>,
     /// More words for the kernel command line.
-    pub append: Option<&'a str>,
+    pub(crate) append: Option<&'a str>,
     /// Selects the moment of the kernel's ticks at which the command begins, and
     /// a KVM host's guest: each number is another moment.
-    pub phase: u32,
+    pub(crate) phase: u32,
 }
 
 /// The files and the command line that a machine boots.
@@ -89,11 +89,7 @@ impl Parts<'_> {
     }
 
     /// Returns the kernel that the guest boots.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel's file cannot be made.
-    pub fn boot_kernel(&self, arch: Arch) -> Result<PathBuf> {
+    pub(crate) fn boot_kernel(&self, arch: Arch) -> Result<PathBuf> {
         let on_disk = self.disk.and_then(|disk| disk.kernel.as_deref());
         match (self.own_kernel().or(on_disk), self.images) {
             (Some(kernel), _) => Ok(kernel.to_owned()),

@@ -19,10 +19,6 @@ use crate::{Error, Result};
 const MAX: &str = "max";
 
 /// Checks that `machine` can be emulated here.
-///
-/// # Errors
-///
-/// When QEMU or setpriv is missing, or QEMU does not know the processor's model.
 pub(super) fn check(machine: &Machine) -> Result<()> {
     let tool = machine.arch.qemu();
     let mut command = machine.qemu.command(&tool)?;
@@ -91,10 +87,6 @@ fn has_another_board(machine: &Machine) -> bool {
 }
 
 /// Returns a QEMU that boots `machine` with `memory` MiB by the options `boot`.
-///
-/// # Errors
-///
-/// When QEMU or setpriv is missing.
 pub(super) fn launch(machine: &Machine, memory: u32, boot: Vec<OsString>) -> Result<Launch> {
     let tool = machine.arch.qemu();
     let arguments = arguments(machine, memory, boot);

@@ -8,17 +8,13 @@ use sha2::{Digest, Sha256};
 use crate::{Error, Result};
 
 /// Returns the digest of a file's contents.
-///
-/// # Errors
-///
-/// When the file cannot be read.
-pub fn of_file(path: &Path) -> Result<String> {
+pub(crate) fn of_file(path: &Path) -> Result<String> {
     let contents = fs::read(path).map_err(Error::file("read", path))?;
     Ok(of_bytes(&contents))
 }
 
 /// Returns the digest of some bytes.
-pub fn of_bytes(bytes: &[u8]) -> String {
+pub(crate) fn of_bytes(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -36,11 +36,7 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// Gives a finished temporary file its name, readable as a created file is.
-///
-/// # Errors
-///
-/// When the file cannot be renamed.
-pub fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
+pub(crate) fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     file.as_file()
         .set_permissions(fs::Permissions::from_mode(0o644))

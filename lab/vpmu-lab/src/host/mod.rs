@@ -1,7 +1,7 @@
 //! This machine: its programs, its files, its processors, and the user who waits.
 
 pub mod cancel;
-pub mod digest;
+pub(crate) mod digest;
 pub mod files;
 pub(crate) mod parallel;
 pub mod progress;

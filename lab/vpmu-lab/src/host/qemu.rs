@@ -16,7 +16,7 @@ use crate::spec::arch::QEMU_X86_64;
 use crate::{Error, Result};
 
 /// The variable with the folder of another QEMU.
-pub const VARIABLE: &str = "VPMU_QEMU";
+pub(crate) const VARIABLE: &str = "VPMU_QEMU";
 
 /// The longest that QEMU may take to say what it has.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MENDED: &str = "vpmu patches ";
 
 /// Options of `-cpu` for AMD's PMU, which `packaging/qemu` adds.
-pub const X86_PMU: &str = "perfctr-core=on,perfmon-v2=on";
+pub(crate) const X86_PMU: &str = "perfctr-core=on,perfmon-v2=on";
 
 /// The place of QEMU's programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Qemu {
     }
 
     /// Returns the name to call `tool` by: a path, or a name in `PATH`.
-    pub fn program(&self, tool: &Tool) -> PathBuf {
+    pub(crate) fn program(&self, tool: &Tool) -> PathBuf {
         match &self.folder {
             Some(folder) => folder.join(tool.program),
             None => tool.program.into(),
@@ -79,11 +79,7 @@ impl Qemu {
     }
 
     /// Returns a command line of `tool` to add arguments to, as [`Tool::command`] does.
-    ///
-    /// # Errors
-    ///
-    /// When the program, or setpriv, is not installed.
-    pub fn command(&self, tool: &Tool) -> Result<Command> {
+    pub(crate) fn command(&self, tool: &Tool) -> Result<Command> {
         if self.folder.is_none() {
             return tool.command();
         }

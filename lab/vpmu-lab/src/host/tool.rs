@@ -31,11 +31,7 @@ pub struct Tool {
 impl Tool {
     /// Returns a command line to add arguments to. The kernel ends the program
     /// when vpmu is killed: an orphaned apt-get would hold its locks.
-    ///
-    /// # Errors
-    ///
-    /// When the program, or setpriv, is not installed.
-    pub fn command(&self) -> Result<Command> {
+    pub(crate) fn command(&self) -> Result<Command> {
         if !is_installed(self.program) {
             return Err(Error::MissingProgram {
                 program: self.program.to_owned(),
@@ -46,20 +42,12 @@ impl Tool {
     }
 
     /// Runs the program, calls `tick` now and then, and returns its standard output.
-    ///
-    /// # Errors
-    ///
-    /// When the program is not installed or fails, or `cancel` asks to stop.
-    pub fn run(&self, command: Command, cancel: &Cancel, tick: &dyn Fn()) -> Result<String> {
+    pub(crate) fn run(&self, command: Command, cancel: &Cancel, tick: &dyn Fn()) -> Result<String> {
         self.run_within(Duration::MAX, command, cancel, tick)
     }
 
     /// Runs the program as [`Tool::run`] does, and ends it after `limit`.
-    ///
-    /// # Errors
-    ///
-    /// As of [`Tool::run`], and when the program takes longer.
-    pub fn run_within(
+    pub(crate) fn run_within(
         &self,
         limit: Duration,
         mut command: Command,
@@ -126,11 +114,7 @@ impl Tool {
 }
 
 /// Returns a command line for a program that the kernel ends when vpmu is killed.
-///
-/// # Errors
-///
-/// When setpriv is not installed.
-pub fn bound_to_us(program: &Path) -> Result<Command> {
+pub(crate) fn bound_to_us(program: &Path) -> Result<Command> {
     if !is_installed("setpriv") {
         return Err(Error::MissingProgram {
             program: "setpriv".to_owned(),
@@ -151,13 +135,13 @@ pub fn is_installed(program: &str) -> bool {
 }
 
 /// Returns the folders of `PATH`.
-pub fn path() -> Vec<PathBuf> {
+pub(crate) fn path() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).collect()
 }
 
 /// Returns the file of this name in the first of the folders that has one.
-pub fn first_with(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
+pub(crate) fn first_with(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
     let mut files = folders.iter().map(|folder| folder.join(name));
     files.find(|file| file.is_file())
 }

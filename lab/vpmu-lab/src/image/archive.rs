@@ -43,11 +43,7 @@ pub enum Contents {
 
 impl Contents {
     /// Returns the bytes, from the first one, and their number.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be read.
-    pub fn open(&self) -> Result<(Box<dyn Read + '_>, u64)> {
+    pub(crate) fn open(&self) -> Result<(Box<dyn Read + '_>, u64)> {
         Ok(match self {
             Self::Bytes(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
             Self::Disk(path) => {
@@ -93,7 +89,7 @@ impl Archive {
     }
 
     /// Returns each file's path, permissions and contents, in the order of the paths.
-    pub fn files(&self) -> impl Iterator<Item = (&str, u32, &Contents)> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u32, &Contents)> {
         let entries = self.entries.iter();
         entries.filter_map(|(path, entry)| match entry {
             Entry::File { mode, contents } => Some((path.as_str(), *mode, contents)),
@@ -101,13 +97,8 @@ impl Archive {
         })
     }
 
-    /// Writes the archive.
-    ///
-    /// # Errors
-    ///
-    /// When a file cannot be read or is larger than 4 GiB, or when `out` fails. The error calls
-    /// `out` by the name `place`.
-    pub fn write(&self, out: &mut impl Write, place: &Path) -> Result<()> {
+    /// Writes the archive. An error calls `out` by the name `place`.
+    fn write(&self, out: &mut impl Write, place: &Path) -> Result<()> {
         for (index, (path, entry)) in self.entries.iter().enumerate() {
             let inode = u32::try_from(index + 1).expect("fewer than 2^32 files");
             let builder = Builder::new(path).ino(inode).mtime(MTIME);
@@ -143,7 +134,7 @@ impl Archive {
     ///
     /// # Errors
     ///
-    /// As [`Archive::write`].
+    /// When a file cannot be read or is larger than 4 GiB, or `path` cannot be written.
     pub fn write_file(&self, path: &Path) -> Result<()> {
         let file = File::create(path).map_err(Error::file("create", path))?;
         let mut out = io::BufWriter::with_capacity(1 << 20, file);
@@ -160,11 +151,7 @@ impl Archive {
 
 /// Writes `parts` one after the other, each at a multiple of four bytes, where
 /// the kernel expects the next archive.
-///
-/// # Errors
-///
-/// When a part cannot be read or `path` cannot be written.
-pub fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
+pub(crate) fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
     let mut out = File::create(path).map_err(Error::file("create", path))?;
     for part in parts {
         let mut file = File::open(part).map_err(Error::file("open", part))?;
@@ -177,11 +164,7 @@ pub fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
 }
 
 /// Unpacks the archive at `path`, of which nothing follows, into `folder`.
-///
-/// # Errors
-///
-/// When the archive is damaged, or `folder` cannot be written.
-pub fn extract(path: &Path, folder: &Path) -> Result<()> {
+pub(crate) fn extract(path: &Path, folder: &Path) -> Result<()> {
     let file = File::open(path).map_err(Error::file("open", path))?;
     extract_from(io::BufReader::new(file), folder).map_err(Error::file("unpack", path))
 }
@@ -207,11 +190,7 @@ fn extract_from(mut archive: impl Read, folder: &Path) -> io::Result<()> {
 }
 
 /// Adds the user's own file under `folder`, with the same permission to be executed.
-///
-/// # Errors
-///
-/// When the file is not a readable regular file with a plain name.
-pub fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> {
+pub(crate) fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> {
     let metadata = fs::metadata(path).map_err(Error::file("open", path))?;
     if !metadata.is_file() {
         return Err(Error::format(
@@ -239,11 +218,7 @@ pub fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> 
 
 /// Adds what is below `root` but for what only a reader wants, where the lab's file tree has it: programs in `usr/bin` and
 /// the rest below `usr`, whatever links a package expects.
-///
-/// # Errors
-///
-/// When a folder or link cannot be read.
-pub fn add_tree(archive: &mut Archive, root: &Path) -> Result<()> {
+pub(crate) fn add_tree(archive: &mut Archive, root: &Path) -> Result<()> {
     const NOT_NEEDED: [&str; 4] = [
         "usr/share/doc",
         "usr/share/info",

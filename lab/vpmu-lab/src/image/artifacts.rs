@@ -66,11 +66,7 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
 }
 
 /// Returns the QEMU whose guests may have the PMU: in the folder that [`PATCHED_VARIABLE`] names, else on `PATH`.
-///
-/// # Errors
-///
-/// When there is none.
-pub fn find_patched_qemu() -> Result<PathBuf> {
+pub(crate) fn find_patched_qemu() -> Result<PathBuf> {
     let folders = match std::env::var_os(PATCHED_VARIABLE).filter(|folder| !folder.is_empty()) {
         Some(folder) => vec![folder.into()],
         None => path(),

@@ -61,11 +61,7 @@ impl Cache {
     }
 
     /// Opens the cache in `root`.
-    ///
-    /// # Errors
-    ///
-    /// When the folder cannot be made.
-    pub fn at(root: impl Into<PathBuf>) -> Result<Self> {
+    pub(crate) fn at(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(Error::file("create", &root))?;
         Ok(Self { root })

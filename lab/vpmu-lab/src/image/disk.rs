@@ -163,20 +163,13 @@ impl BootDisk {
     }
 
     /// Checks that this machine can make the disk.
-    ///
-    /// # Errors
-    ///
-    /// When a program is missing.
-    pub fn check() -> Result<()> {
+    pub(crate) fn check() -> Result<()> {
         MKE2FS.command().map(drop)
     }
 }
 
-/// Returns the format of the user's image: QEMU's own, or none.
-///
-/// # Errors
-///
-/// When the image has parts in other files: whoever made it would choose which of this machine's files the guest reads.
+/// Returns the format of the user's image: QEMU's own, or none. One that has parts in other files is refused: whoever made it
+/// would choose which of this machine's files the guest reads.
 fn format_of(path: &Path) -> Result<&'static str> {
     use std::io::Read;
     // As QEMU's docs/interop/qcow2.txt has it, in big-endian numbers.
@@ -218,7 +211,7 @@ struct Pools {
 impl Pools {
     /// Returns the folder of the disk.
     fn folder(&self) -> PathBuf {
-        let others = [&self.guests, &self.boot].map(|pool| pool.manifest().packages.iter());
+        let others = [&self.guests, &self.boot].map(|pool| pool.manifest.packages.iter());
         let others = others.into_iter().flatten().map(|package| &*package.sha256);
         self.kernel
             .derived(PREFIX, others.chain([LAYOUT, INIT, GRUB_CONFIG]))

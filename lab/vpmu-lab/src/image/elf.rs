@@ -16,11 +16,7 @@ use crate::{Error, Result};
 /// Returns the libraries that `programs` need, and those that libraries need,
 /// by path relative to `root`, each with the file that holds it. Searches
 /// `folders`, which are relative to `root`, too.
-///
-/// # Errors
-///
-/// When a library is missing (named in the error) or is not an ELF file.
-pub fn closure(
+pub(crate) fn closure(
     root: &Path,
     folders: &[&str],
     programs: &[PathBuf],

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// Unpacked for one run, and gone with it.
 #[derive(Debug)]
-pub struct Extras {
+pub(crate) struct Extras {
     folder: RunDir,
     /// The modules, each behind those that it needs.
     modules: Vec<PathBuf>,
@@ -24,11 +24,7 @@ const KERNEL: &str = "kernel";
 
 impl Extras {
     /// Fetches and unpacks what the work asks for; `None` where that is nothing. `kernel` selects the guest's.
-    ///
-    /// # Errors
-    ///
-    /// When a package cannot be downloaded, or the kernel has no such module.
-    pub fn prepare(
+    pub(crate) fn prepare(
         spec: &Spec,
         work: &Work,
         kernel: &Selection,

@@ -19,15 +19,11 @@ const KERNEL: &str = "kernel.elf";
 
 /// A host's kernel, unpacked, with KVM's modules.
 #[derive(Debug, Clone)]
-pub struct HostKernel(PathBuf);
+pub(crate) struct HostKernel(PathBuf);
 
 impl HostKernel {
     /// Returns the kernel, downloaded and unpacked first where it is missing.
-    ///
-    /// # Errors
-    ///
-    /// When packages cannot be downloaded or lack a file.
-    pub fn prepare(session: &Session<'_>) -> Result<Self> {
+    pub(crate) fn prepare(session: &Session<'_>) -> Result<Self> {
         let _lock = session.lock()?;
         let pool = Pool::fetch(&Selection::kernel(RELEASE), session)?;
         let folder = pool.derived(PREFIX, []);
@@ -42,16 +38,12 @@ impl HostKernel {
     }
 
     /// Returns the kernel, an ELF file.
-    pub fn kernel(&self) -> PathBuf {
+    pub(crate) fn kernel(&self) -> PathBuf {
         self.0.join(KERNEL)
     }
 
     /// Puts KVM's modules in the place of those of the other kernel.
-    ///
-    /// # Errors
-    ///
-    /// When their folder cannot be read.
-    pub fn put_modules(&self, archive: &mut Archive) -> Result<()> {
+    pub(crate) fn put_modules(&self, archive: &mut Archive) -> Result<()> {
         for path in files_below(&self.0)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if name != KERNEL {

@@ -147,9 +147,9 @@ fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()
     let (vmlinuz, kernel_release) = find_kernel(&tree).ok_or_else(|| pool.missing("the kernel"))?;
     let kernel = made.join(KERNEL);
     fs::copy(&vmlinuz, &kernel).map_err(Error::file("write", &kernel))?;
-    guest_tree(pool.arch(), &tree, &missing)?.write_file(&made.join(GUEST))?;
+    guest_tree(pool.arch, &tree, &missing)?.write_file(&made.join(GUEST))?;
     cancel.check()?;
-    let mut host = host_tree(pool.arch(), &tree, &missing)?;
+    let mut host = host_tree(pool.arch, &tree, &missing)?;
     host.file("guest/kernel", 0o644, Contents::Disk(kernel));
     host.file("guest/guest.cpio", 0o644, Contents::Disk(made.join(GUEST)));
     host.write_file(&made.join(KVM_HOST))?;
@@ -171,11 +171,7 @@ fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()
 }
 
 /// Writes the kernel in `packed`, a bzImage or an ELF file, as an ELF file.
-///
-/// # Errors
-///
-/// When the kernel cannot be unpacked, or the file not be written.
-pub fn unpack_kernel(packed: &Path, path: &Path) -> Result<()> {
+pub(crate) fn unpack_kernel(packed: &Path, path: &Path) -> Result<()> {
     let refused = |error: vpmu_kernel::Error| Error::format(packed, error.to_string());
     let kernel = Kernel::open(packed).map_err(refused)?;
     write_whole(path, kernel.elf())

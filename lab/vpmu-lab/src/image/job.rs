@@ -23,7 +23,7 @@ const RECORDINGS: &str = include_str!("recordings.sh");
 const RESTORING: &[&str] = &["--drop-paravirt"];
 
 /// The console of a system of the lab's.
-pub const CONSOLE: &str = "/dev/console";
+pub(crate) const CONSOLE: &str = "/dev/console";
 
 /// The treatment of the command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Output {
 
 /// The way in which `meter` tells the world outside that the command begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Notify {
+pub(crate) enum Notify {
     /// `meter` tells nobody.
     Nobody,
     /// `meter` rings the doorbell of this project's hypervisor.
@@ -49,31 +49,31 @@ pub enum Notify {
 
 /// One job for a guest.
 #[derive(Debug, Clone)]
-pub struct Job<'a> {
+pub(crate) struct Job<'a> {
     /// The guest's architecture.
-    pub arch: Arch,
+    pub(crate) arch: Arch,
     /// The work to run.
-    pub work: &'a Work,
+    pub(crate) work: &'a Work,
     /// Linux modules of this project's that are loaded before the work.
-    pub modules: &'a [PathBuf],
+    pub(crate) modules: &'a [PathBuf],
     /// More of Debian's packages.
-    pub extras: Option<&'a Extras>,
+    pub(crate) extras: Option<&'a Extras>,
     /// The treatment of the work's output.
-    pub output: Output,
+    pub(crate) output: Output,
     /// The terminal that the lab listens to.
-    pub console: &'a str,
+    pub(crate) console: &'a str,
     /// The recipient of `meter`'s messages.
-    pub notify: Notify,
+    pub(crate) notify: Notify,
     /// Selects the moment of the kernel's ticks at which the command begins: each
     /// number is another moment.
-    pub phase: u32,
+    pub(crate) phase: u32,
     /// Whether the guest's machine may have no switch to power off.
-    pub resets: bool,
+    pub(crate) resets: bool,
 }
 
 /// The VMM of a guest in the KVM host.
 #[derive(Debug, Clone)]
-pub enum Vmm {
+pub(crate) enum Vmm {
     /// Stock QEMU of this name, from the host's packages.
     Qemu(&'static str),
     /// The same, under `vpmu exec`.
@@ -98,7 +98,7 @@ pub enum Vmm {
 
 /// `vpmu exec` in the KVM host.
 #[derive(Debug, Clone)]
-pub struct Exec {
+pub(crate) struct Exec {
     options: Vec<String>,
     /// The command.
     vpmu: OwnProgram,
@@ -108,41 +108,41 @@ pub struct Exec {
 
 /// The settings that the KVM host gets for its guest.
 #[derive(Debug, Clone)]
-pub struct HostJob<'a> {
+pub(crate) struct HostJob<'a> {
     /// The architecture of the host and its guest.
-    pub arch: Arch,
+    pub(crate) arch: Arch,
     /// The program that runs the guest.
-    pub vmm: Vmm,
+    pub(crate) vmm: Vmm,
     /// The VMM's options.
-    pub options: &'a [String],
+    pub(crate) options: &'a [String],
     /// The guest's kernel command line.
-    pub append: &'a str,
+    pub(crate) append: &'a str,
     /// The guest's processors.
-    pub vcpus: u32,
+    pub(crate) vcpus: u32,
     /// Whether the host's clock ticks at another rate than the guest's, so that the host's shares
     /// of time are fair.
-    pub skew: bool,
+    pub(crate) skew: bool,
     /// Whether KVM's tracepoints count while the guest measures.
-    pub trace: bool,
+    pub(crate) trace: bool,
     /// Selects the moment of the kernel's ticks at which the guest is started.
-    pub phase: u32,
+    pub(crate) phase: u32,
     /// The guest's own job, an archive on the disk. Without a job, the guest has no initrd from the
     /// lab.
-    pub guest: Option<&'a Path>,
+    pub(crate) guest: Option<&'a Path>,
     /// The user's initrd for the guest, instead of the lab's.
-    pub initrd: Option<&'a Path>,
+    pub(crate) initrd: Option<&'a Path>,
     /// A kernel for the guest instead of the host's own.
-    pub kernel: Option<&'a Path>,
+    pub(crate) kernel: Option<&'a Path>,
     /// The guest's kernel as an ELF file, where the VMM asks for one.
-    pub unpacked: Option<&'a Path>,
+    pub(crate) unpacked: Option<&'a Path>,
     /// The host's kernel, where that hands the PMU over to the guest.
-    pub mediates: Option<&'a HostKernel>,
+    pub(crate) mediates: Option<&'a HostKernel>,
     /// The disk that the guest boots from, instead of a kernel.
-    pub disk: Option<&'a BootDisk>,
+    pub(crate) disk: Option<&'a BootDisk>,
 }
 
 /// The places of UEFI's code and variables in the KVM host.
-pub const HOST_UEFI: [&str; 2] = ["guest/uefi-code.fd", "guest/uefi-variables.fd"];
+pub(crate) const HOST_UEFI: [&str; 2] = ["guest/uefi-code.fd", "guest/uefi-variables.fd"];
 
 /// Milliseconds of rest after a boot. Under `-icount` an idle machine
 /// skips to the next event, so this costs next to nothing.
@@ -152,11 +152,7 @@ const PHASE: u32 = 37;
 
 impl Job<'_> {
     /// Makes the archive with this job.
-    ///
-    /// # Errors
-    ///
-    /// When a guest-side program or an added file is missing.
-    pub fn archive(&self) -> Result<Archive> {
+    pub(crate) fn archive(&self) -> Result<Archive> {
         let (meter, control) = match self.notify {
             Notify::Nobody => ("", self.console.to_owned()),
             Notify::Doorbell => ("--doorbell", self.console.to_owned()),
@@ -236,20 +232,12 @@ impl Job<'_> {
 
 impl Vmm {
     /// Finds the VMM of this project that was built on this machine.
-    ///
-    /// # Errors
-    ///
-    /// When the program was not built, or a library it needs is not found.
-    pub fn ours() -> Result<Self> {
+    pub(crate) fn ours() -> Result<Self> {
         OwnProgram::find(artifacts::VMM).map(Self::Ours)
     }
 
     /// Finds the QEMU that embeds the PMU.
-    ///
-    /// # Errors
-    ///
-    /// When it was not built, or a library is not found.
-    pub fn patched() -> Result<Self> {
+    pub(crate) fn patched() -> Result<Self> {
         let program = artifacts::find_patched_qemu()?;
         OwnProgram::at(artifacts::PATCHED_QEMU, program).map(Self::Patched)
     }
@@ -257,11 +245,7 @@ impl Vmm {
 
 impl Exec {
     /// Finds `vpmu` and its library, for a guest with this PMU.
-    ///
-    /// # Errors
-    ///
-    /// When one of them was not built, or a library is not found.
-    pub fn find(vmm: &OurVmm) -> Result<Self> {
+    pub(crate) fn find(vmm: &OurVmm) -> Result<Self> {
         let mut options = vec![
             format!("--pmu={}", vmm.model.name()),
             format!("--policy={}", vmm.policy.name()),
@@ -287,11 +271,7 @@ impl Exec {
 
 impl HostJob<'_> {
     /// Makes the archive with this job.
-    ///
-    /// # Errors
-    ///
-    /// When the host's own program is missing.
-    pub fn archive(&self) -> Result<Archive> {
+    pub(crate) fn archive(&self) -> Result<Archive> {
         let save = self.saved_to().map(str::to_owned);
         let (restore, mut options): (Vec<_>, Vec<_>) = (self.options.iter().cloned())
             .partition(|word| save.is_some() && RESTORING.contains(&word.as_str()));

@@ -13,10 +13,10 @@ const TOKENS: usize = 256;
 const MARKED: usize = 256;
 
 /// A function: its offset from the kernel's beginning, and its name.
-pub type Symbol = (u64, String);
+pub(crate) type Symbol = (u64, String);
 
 /// Returns the functions of the kernel in `image`, in the order of their addresses. `None`: no such tables are there.
-pub fn functions(image: &[u8]) -> Option<Vec<Symbol>> {
+pub(crate) fn functions(image: &[u8]) -> Option<Vec<Symbol>> {
     let tables = Tables::find(image)?;
     let mut functions = Vec::new();
     let mut at = tables.names;

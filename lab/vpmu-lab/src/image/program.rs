@@ -14,7 +14,7 @@ pub(super) const LOADER: &str = "ld-linux-x86-64.so.2";
 /// A program of this machine with the libraries that it needs. The C library here may differ from
 /// the guest's.
 #[derive(Debug, Clone)]
-pub struct OwnProgram {
+pub(crate) struct OwnProgram {
     pub(super) name: &'static str,
     program: PathBuf,
     libraries: Vec<Library>,
@@ -39,11 +39,7 @@ impl Library {
 
 impl OwnProgram {
     /// Finds the program of this name beside `vpmu`.
-    ///
-    /// # Errors
-    ///
-    /// When the program was not built, or a library it needs is not found.
-    pub fn find(name: &'static str) -> Result<Self> {
+    pub(crate) fn find(name: &'static str) -> Result<Self> {
         Self::at(name, artifacts::find_beside(name)?)
     }
 
@@ -80,10 +76,6 @@ impl OwnProgram {
 }
 
 /// Returns the libraries of this machine that `program` needs.
-///
-/// # Errors
-///
-/// When one of them is not found.
 pub(crate) fn libraries(program: &Path) -> Result<Vec<Library>> {
     // A program may have libraries of its own beside it.
     let beside = program.parent().unwrap_or(Path::new("")).to_string_lossy();

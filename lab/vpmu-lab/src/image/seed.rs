@@ -14,7 +14,7 @@ use super::fat::Volume;
 use crate::{Error, Result};
 
 /// The console of a user's system, which the lab listens to. `/dev/console` may be a screen there.
-pub const CONSOLE: &str = "/dev/ttyS0";
+pub(crate) const CONSOLE: &str = "/dev/ttyS0";
 
 /// The name that cloud-init looks for.
 const LABEL: &[u8; 11] = b"CIDATA     ";
@@ -32,11 +32,7 @@ const USER_DATA: &str = "#cloud-config\n\
 const META_DATA: &str = "instance-id: vpmu\nlocal-hostname: vpmu\n";
 
 /// Writes the disk with this job to `path`.
-///
-/// # Errors
-///
-/// When a file of the job cannot be read, or the disk cannot be written.
-pub fn write(job: &Archive, path: &Path) -> Result<()> {
+pub(crate) fn write(job: &Archive, path: &Path) -> Result<()> {
     let volume = volume(job)?;
     let written = File::create(path).and_then(|mut disk| io::copy(&mut { volume }, &mut disk));
     written.map(drop).map_err(Error::file("write", path))

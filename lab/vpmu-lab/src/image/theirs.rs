@@ -27,18 +27,18 @@ const FILES: &str = "{dir}";
 
 /// The guest, as far as placeholders tell it.
 #[derive(Debug, Clone, Copy)]
-pub struct Values<'a> {
+pub(crate) struct Values<'a> {
     /// The kernel's command line.
-    pub command_line: &'a str,
+    pub(crate) command_line: &'a str,
     /// The number of processors.
-    pub vcpus: u32,
+    pub(crate) vcpus: u32,
     /// Its memory, MiB.
-    pub memory: u32,
+    pub(crate) memory: u32,
 }
 
 /// The user's VMM with its files.
 #[derive(Debug, Clone)]
-pub struct TheirProgram {
+pub(crate) struct TheirProgram {
     file: PathBuf,
     name: String,
     libraries: Vec<Library>,
@@ -48,11 +48,7 @@ pub struct TheirProgram {
 
 impl TheirProgram {
     /// Finds the libraries of this VMM, and fills in its files.
-    ///
-    /// # Errors
-    ///
-    /// When the file is no program for the KVM host, or a library it needs is not found.
-    pub fn find(vmm: &TheirVmm, values: Values<'_>) -> Result<Self> {
+    pub(crate) fn find(vmm: &TheirVmm, values: Values<'_>) -> Result<Self> {
         let file = fs::canonicalize(&vmm.file).map_err(Error::file("open", &vmm.file))?;
         check_program(&file, vmm.exec.is_some())?;
         let name = file.file_name().and_then(|name| name.to_str());
@@ -142,7 +138,7 @@ fn text(path: &Path) -> Result<Option<String>> {
 }
 
 /// Returns the options with nothing left to fill in.
-pub fn options(vmm: &TheirVmm, values: Values<'_>) -> Vec<String> {
+pub(crate) fn options(vmm: &TheirVmm, values: Values<'_>) -> Vec<String> {
     vmm.options.iter().map(|word| fill(word, values)).collect()
 }
 
@@ -164,11 +160,7 @@ fn fill(text: &str, values: Values<'_>) -> String {
 }
 
 /// Tells whether the VMM asks for the kernel as an ELF file.
-///
-/// # Errors
-///
-/// When one of its files cannot be read.
-pub fn wants_unpacked(vmm: &TheirVmm) -> Result<bool> {
+pub(crate) fn wants_unpacked(vmm: &TheirVmm) -> Result<bool> {
     mentions(vmm, UNPACKED)
 }
 
@@ -180,12 +172,8 @@ fn mentions(vmm: &TheirVmm, placeholder: &str) -> Result<bool> {
     Ok(found)
 }
 
-/// Checks that the VMM's words name what the guest boots.
-///
-/// # Errors
-///
-/// When a placeholder without which the guest cannot run is nowhere, or the guest lacks what one stands for.
-pub fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
+/// Checks that the VMM's words name what the guest boots, and nothing that it lacks.
+pub(crate) fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
     let usage = |text: String| Err(Error::Usage(text));
     let ways = "in a --vmm-arg, or in a --vmm-file";
     if !mentions(vmm, KERNEL)? && !mentions(vmm, UNPACKED)? {

@@ -25,7 +25,7 @@ const LONGEST_PATH: usize = 108;
 
 /// A machine's real-time clock, whose smallest step is a second. `-rtc clock=vm` makes it show virtual time.
 #[derive(Debug)]
-pub struct Clock {
+pub(crate) struct Clock {
     socket: String,
     connection: Option<BufReader<UnixStream>>,
     /// The clock's last value, and QEMU's processor time when it was new.
@@ -36,7 +36,7 @@ pub struct Clock {
 impl Clock {
     /// Returns the clock of a QEMU that is started with [`arguments`](Self::arguments); `None` where a socket's path
     /// would be too long, or is no text.
-    pub fn in_folder(folder: &Path) -> Option<Self> {
+    pub(crate) fn in_folder(folder: &Path) -> Option<Self> {
         let socket = folder.join("qmp").into_os_string().into_string().ok()?;
         (socket.len() < LONGEST_PATH).then(|| Self {
             socket,
@@ -47,7 +47,7 @@ impl Clock {
     }
 
     /// Returns QEMU's options.
-    pub fn arguments(&self) -> [OsString; 2] {
+    pub(crate) fn arguments(&self) -> [OsString; 2] {
         // A comma separates options unless there are two.
         let socket = self.socket.replace(',', ",,");
         let socket = format!("unix:{socket},server=on,wait=off");
@@ -56,7 +56,7 @@ impl Clock {
 
     /// Tells whether the clock stands still, after `used` of QEMU's processor time. A QEMU that does not answer is not
     /// judged.
-    pub fn stands_still(&mut self, used: Duration) -> bool {
+    pub(crate) fn stands_still(&mut self, used: Duration) -> bool {
         if used.saturating_sub(self.read) < EVERY {
             return false;
         }

@@ -19,7 +19,7 @@ const LONGEST_LINE: usize = 400;
 
 /// The kinds of pieces of the stream.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Piece {
+pub(crate) enum Piece {
     /// Bytes of the console.
     Bytes(Vec<u8>),
     /// One record.
@@ -28,14 +28,14 @@ pub enum Piece {
 
 /// Splits a stream, however it is cut into chunks.
 #[derive(Debug, Default)]
-pub struct Splitter {
+pub(crate) struct Splitter {
     /// The bytes from a mark on, while they may still become a record.
     held: Vec<u8>,
 }
 
 impl Splitter {
     /// Takes the next chunk and returns the pieces that are complete.
-    pub fn feed(&mut self, chunk: &[u8]) -> Vec<Piece> {
+    pub(crate) fn feed(&mut self, chunk: &[u8]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut plain = Vec::new();
         for &byte in chunk {
@@ -69,7 +69,7 @@ impl Splitter {
     }
 
     /// Returns the bytes held back, at the end of the stream.
-    pub fn finish(&mut self) -> Vec<u8> {
+    pub(crate) fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
 
@@ -88,17 +88,17 @@ fn flush(plain: &mut Vec<u8>, pieces: &mut Vec<Piece>) {
 
 /// The output of a console so far. No `Clone`: a transcript holds every record.
 #[derive(Debug, Default)]
-pub struct Transcript {
+pub(crate) struct Transcript {
     /// The records, in the order they came.
-    pub records: Vec<Record>,
+    pub(crate) records: Vec<Record>,
     /// Whether the command has begun.
-    pub begun: bool,
+    pub(crate) begun: bool,
     /// Whether the guest has said that the command is over.
-    pub ended: bool,
+    pub(crate) ended: bool,
     /// The first line in which a kernel gave up.
-    pub panic: Option<String>,
+    pub(crate) panic: Option<String>,
     /// The first line in which the monitor gave up.
-    pub monitor: Option<String>,
+    pub(crate) monitor: Option<String>,
     lines: VecDeque<String>,
     line: Vec<u8>,
     in_output: bool,
@@ -106,7 +106,7 @@ pub struct Transcript {
 
 impl Transcript {
     /// Notes a piece and returns the bytes of the command's output in it.
-    pub fn note<'a>(&mut self, piece: &'a Piece) -> &'a [u8] {
+    pub(crate) fn note<'a>(&mut self, piece: &'a Piece) -> &'a [u8] {
         match piece {
             Piece::Record(record) => {
                 match record {
@@ -129,12 +129,12 @@ impl Transcript {
     }
 
     /// Makes the error of a guest that failed and has left this console.
-    pub fn failed(&self, failure: Failure) -> Error {
+    pub(crate) fn failed(&self, failure: Failure) -> Error {
         failure.with(self.last_lines())
     }
 
     /// Returns the last lines, without control characters.
-    pub fn last_lines(&self) -> Vec<String> {
+    pub(crate) fn last_lines(&self) -> Vec<String> {
         self.lines
             .iter()
             .cloned()

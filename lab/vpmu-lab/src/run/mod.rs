@@ -1,20 +1,21 @@
 //! Runs of guests: under supervision, with retries, several side by side.
 
 mod activity;
-pub(crate) mod clock;
+mod clock;
 pub mod compare;
-pub mod console;
+mod console;
 mod guest;
 mod kept;
 mod second;
 pub mod selftest;
-pub mod supervise;
+mod supervise;
 
 use std::io::Write;
 use std::time::Duration;
 
 pub use guest::{check, once_more, run};
 pub use second::SecondOutcome;
+pub use supervise::Stage;
 
 use crate::Result;
 use crate::host::qemu::Version;
@@ -38,19 +39,19 @@ const MODULES_KERNEL: Kernel = Kernel::Backports;
 #[derive(Debug)]
 pub struct Lab<'a> {
     /// The version of the QEMU that runs the guests; `None` when this machine's own KVM runs them.
-    pub qemu: Option<Version>,
+    pub(crate) qemu: Option<Version>,
     /// What everything works with.
-    pub session: &'a Session<'a>,
+    pub(crate) session: &'a Session<'a>,
     /// Images of Debian packages; `None` when they are not needed.
-    pub images: Option<Images>,
+    pub(crate) images: Option<Images>,
     /// This project's modules for guests, with their kernel; `None` when no guest has one.
-    pub modules: Option<Modules>,
+    pub(crate) modules: Option<Modules>,
     /// The kernel of hosts whose KVM hands the PMU over; `None` when no guest has such a host.
-    pub host_kernel: Option<HostKernel>,
+    pub(crate) host_kernel: Option<HostKernel>,
     /// What guests have beside them of Debian packages; `None` where that is nothing.
-    pub extras: Option<Extras>,
+    pub(crate) extras: Option<Extras>,
     /// The disk that guests boot from; `None` when the lab loads their kernel.
-    pub disk: Option<BootDisk>,
+    pub(crate) disk: Option<BootDisk>,
 }
 
 impl<'a> Lab<'a> {

@@ -16,11 +16,7 @@ pub struct SecondOutcome {
 }
 
 impl SecondOutcome {
-    /// Reads the `console` of a guest that had this `work` to do, if any.
-    ///
-    /// # Errors
-    ///
-    /// When the guest ended before its command.
+    /// Reads the `console` of a guest that had this `work` to do, if any, and did it.
     pub(super) fn of(console: Vec<u8>, work: Option<&Work>) -> Result<Self> {
         let Some(work) = work else {
             let command = None;

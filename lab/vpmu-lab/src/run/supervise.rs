@@ -31,26 +31,26 @@ const LAST_WORDS: Duration = Duration::from_secs(60);
 
 /// Limits by the wall clock. Time in which QEMU waits for a busy processor does not count.
 #[derive(Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Until the end.
-    pub total: Duration,
+    pub(crate) total: Duration,
     /// Until the command begins; `None` when no command is expected.
-    pub boot: Option<Duration>,
+    pub(crate) boot: Option<Duration>,
     /// Limit for a machine that uses no processor time and does not wait for the reader. `None`
     /// when idling is normal: in real time an idle guest uses no processor time.
-    pub quiet: Option<Duration>,
+    pub(crate) quiet: Option<Duration>,
     /// The clock of a machine whose guest may spin for ever.
-    pub clock: Option<Clock>,
+    pub(crate) clock: Option<Clock>,
 }
 
 /// The destinations of console bytes.
-pub struct Streams {
+pub(crate) struct Streams {
     /// The command's output, or everything when `raw`.
-    pub output: Box<dyn Write + Send>,
+    pub(crate) output: Box<dyn Write + Send>,
     /// Takes a copy of the whole console.
-    pub log: Option<File>,
+    pub(crate) log: Option<File>,
     /// Whether the whole console is passed on, not only the command's output.
-    pub raw: bool,
+    pub(crate) raw: bool,
 }
 
 /// The part of a run that is under way, for the display of progress.
@@ -75,13 +75,8 @@ impl Stage {
 }
 
 /// Runs `command` to its end and returns the transcript of its console. Messages
-/// call the command `program`.
-///
-/// # Errors
-///
-/// When a limit is passed, `cancel` asks to stop, QEMU fails, or the output
-/// cannot be written. QEMU is gone in every case.
-pub fn run(
+/// call the command `program`. QEMU is gone whatever happens.
+pub(crate) fn run(
     mut command: Command,
     program: &str,
     streams: Streams,
@@ -197,7 +192,7 @@ impl<'a> Watch<'a> {
 }
 
 /// Returns the guest's own report of a bad end.
-pub fn ended_badly(transcript: &Transcript) -> Option<Failure> {
+pub(crate) fn ended_badly(transcript: &Transcript) -> Option<Failure> {
     let monitor = transcript.monitor.clone().map(Failure::Monitor);
     monitor.or_else(|| transcript.panic.clone().map(Failure::Panic))
 }

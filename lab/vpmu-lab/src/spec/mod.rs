@@ -111,7 +111,7 @@ pub enum Payload {
 
 impl Payload {
     /// Returns the user's kernel, where there is one.
-    pub fn own_kernel(&self) -> Option<&Path> {
+    pub(crate) fn own_kernel(&self) -> Option<&Path> {
         match self {
             Self::Command(work) => work.kernel.as_deref(),
             Self::Kernel { kernel, .. } => Some(kernel),
@@ -336,11 +336,7 @@ pub enum Time {
 
 impl Spec {
     /// Asks the QEMU of the spec's guests for its version; `None` where this machine's own KVM runs them all.
-    ///
-    /// # Errors
-    ///
-    /// When QEMU is missing, or does not say what QEMU says.
-    pub fn qemu(&self) -> Result<Option<Version>> {
+    pub(crate) fn qemu(&self) -> Result<Option<Version>> {
         let mut guests = self.guests.iter();
         let emulated = guests.any(|guest| !guest.is_direct());
         emulated
@@ -359,12 +355,12 @@ impl Spec {
 impl Spec {
     /// Tells whether a guest has a Linux module of this project. All guests then have the kernel
     /// for which these modules are built.
-    pub fn needs_modules(&self) -> bool {
+    pub(crate) fn needs_modules(&self) -> bool {
         (self.guests.iter()).any(|guest| guest.design.pmu == Pmu::Paravirt)
     }
 
     /// Tells whether a guest has a host with the newest kernel.
-    pub fn needs_newest_kernel(&self) -> bool {
+    pub(crate) fn needs_newest_kernel(&self) -> bool {
         (self.guests.iter()).any(|guest| guest.way == Way::Nested(Vmm::Mediated))
     }
 }
@@ -382,7 +378,7 @@ impl Guest {
     /// each time, so its clock is made a little fast. The exception is stock QEMU for x86 with
     /// counted instructions, on a `machine` without a PMU. There the guest samples by timers, and a host's tick that
     /// comes while the guest's kernel handles a timer makes QEMU 10.0 deliver that interrupt twice.
-    pub fn has_fair_shares(&self, machine: &Machine) -> bool {
+    pub(crate) fn has_fair_shares(&self, machine: &Machine) -> bool {
         // Nobody knows whether the guest of a user's VMM has a PMU.
         let may_have_none = match self.design.pmu {
             Pmu::Kvm | Pmu::Mediated => !machine.has_pmu(),
@@ -406,6 +402,6 @@ impl OurVmm {
 }
 
 /// Returns what happens to a guest while it measures, if this option of the patched QEMU's says so. QEMU does not see it.
-pub fn disturbance(option: &str) -> Option<Disturb> {
+pub(crate) fn disturbance(option: &str) -> Option<Disturb> {
     Disturb::parse(option.strip_prefix("--disturb=")?)
 }

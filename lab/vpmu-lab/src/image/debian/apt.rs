@@ -18,30 +18,26 @@ pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// One package as the signed index describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Package {
+pub(crate) struct Package {
     /// The package's name, for example `libc6`.
-    pub name: String,
+    pub(crate) name: String,
     /// The file's name, which holds the version.
-    pub file: String,
+    pub(crate) file: String,
     /// The file's size in bytes.
-    pub size: u64,
+    pub(crate) size: u64,
     /// The file's SHA-256, lower-case hexadecimal.
-    pub sha256: String,
+    pub(crate) sha256: String,
 }
 
 /// A private apt root.
 #[derive(Debug)]
-pub struct Apt {
+pub(crate) struct Apt {
     config: PathBuf,
 }
 
 impl Apt {
     /// Sets up a root in `folder`, for `release` and `architecture` of Debian.
-    ///
-    /// # Errors
-    ///
-    /// Without a mirror or keyring on this machine, or when `folder` cannot be written.
-    pub fn new(folder: &Path, release: &str, architecture: &str) -> Result<Self> {
+    pub(crate) fn new(folder: &Path, release: &str, architecture: &str) -> Result<Self> {
         let mirror = sources::mirror().ok_or(Error::NoMirror)?;
         if !Path::new(KEYRING).exists() {
             return Err(Error::MissingProgram {
@@ -71,20 +67,12 @@ impl Apt {
     }
 
     /// Downloads the index.
-    ///
-    /// # Errors
-    ///
-    /// When apt-get fails.
-    pub fn update(&self, cancel: &Cancel) -> Result<()> {
+    pub(crate) fn update(&self, cancel: &Cancel) -> Result<()> {
         self.run(&["update"], None, cancel, &|| ()).map(drop)
     }
 
     /// Returns the packages to download for `names`, dependencies included.
-    ///
-    /// # Errors
-    ///
-    /// When apt-get fails, or says something unintelligible.
-    pub fn plan(&self, names: &[String], cancel: &Cancel) -> Result<Vec<Package>> {
+    pub(crate) fn plan(&self, names: &[String], cancel: &Cancel) -> Result<Vec<Package>> {
         let names = names.iter().map(String::as_str);
         let arguments: Vec<&str> = ["--print-uris", "-y", "install"]
             .into_iter()
@@ -105,11 +93,7 @@ impl Apt {
     }
 
     /// Downloads the files of `packages` into `folder`, and calls `tick` meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// When apt-get fails.
-    pub fn download(
+    pub(crate) fn download(
         &self,
         packages: &[Package],
         folder: &Path,

@@ -158,20 +158,21 @@ const TEMPORARY: &str = "temporary-";
 
 /// The files that make up a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     release: String,
     architecture: String,
     wanted: Vec<String>,
     /// The packages in the order of their file names.
-    pub packages: Vec<Package>,
+    pub(crate) packages: Vec<Package>,
 }
 
 /// A complete pool of packages.
 #[derive(Debug)]
 pub struct Pool {
-    arch: Arch,
+    /// The architecture of the guests made from the pool.
+    pub(crate) arch: Arch,
     folder: PathBuf,
-    manifest: Manifest,
+    pub(crate) manifest: Manifest,
 }
 
 impl Pool {
@@ -240,24 +241,13 @@ impl Pool {
         })
     }
 
-    /// Returns the architecture of the guests made from the pool.
-    pub fn arch(&self) -> Arch {
-        self.arch
-    }
-
-    /// Returns the list of the packages.
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
-    }
-
-    /// Returns the folder to delete in order to start afresh.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// Returns the folder for what is made of all packages and of `more`: `prefix` with the digest of both. Where it is there,
     /// no other vpmu removes it until this process ends.
-    pub fn derived<'a>(&'a self, prefix: &str, more: impl IntoIterator<Item = &'a str>) -> PathBuf {
+    pub(crate) fn derived<'a>(
+        &'a self,
+        prefix: &str,
+        more: impl IntoIterator<Item = &'a str>,
+    ) -> PathBuf {
         let packages = self.manifest.packages.iter();
         let mut all: Vec<&str> = packages.map(|package| package.sha256.as_str()).collect();
         all.extend(more);
@@ -269,11 +259,7 @@ impl Pool {
 
     /// Makes `folder`, which is [`Self::derived`], in place of those of other packages. `fill` gets a scratch folder and the
     /// folder to fill.
-    ///
-    /// # Errors
-    ///
-    /// When `fill` fails, or the folder cannot be made.
-    pub fn derive(
+    pub(crate) fn derive(
         &self,
         prefix: &str,
         folder: &Path,
@@ -294,7 +280,7 @@ impl Pool {
     }
 
     /// Returns the error for what no package has.
-    pub fn missing(&self, what: impl Into<String>) -> Error {
+    pub(crate) fn missing(&self, what: impl Into<String>) -> Error {
         Error::NotInPackages {
             what: what.into(),
             cache: self.folder.clone(),
@@ -317,10 +303,6 @@ impl Pool {
     }
 
     /// Checks the contents of a package's file and returns its path.
-    ///
-    /// # Errors
-    ///
-    /// When the file is gone or was changed.
     fn verified(&self, package: &Package) -> Result<PathBuf> {
         let path = self.folder.join("packages").join(&package.file);
         verify(&path, package)?;
