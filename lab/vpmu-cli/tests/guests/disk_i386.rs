@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use vpmu_lab::image::archive::{Archive, Contents};
+use vpmu_lab::image::archive::Archive;
 use vpmu_lab::image::debian::{Pool, Selection};
 use vpmu_lab::image::disk::BootDisk;
 use vpmu_lab::spec::arch::Arch;
@@ -52,13 +52,13 @@ fn disk(folder: &Path) -> PathBuf {
     let kernel = files.find_map(|file| Some(file.path()).filter(|path| is_kernel(path)));
 
     let initrd = folder.join("initrd");
-    let mut archive = Archive::new();
+    let mut archive = Archive::default();
     for place in ["applets", "dev", "proc", "sys"] {
         archive.folder(place);
     }
-    archive.file("init", 0o755, Contents::Bytes(INIT.into()));
-    let busybox = Contents::Disk(tree.join("bin/busybox"));
-    archive.file("bin/busybox", 0o755, busybox);
+    archive
+        .bytes("init", 0o755, INIT)
+        .copy("bin/busybox", 0o755, tree.join("bin/busybox"));
     archive.write_file(&initrd).unwrap();
 
     let image = folder.join("disk.img");

@@ -11,7 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use cpio::newc::{Builder, ModeFileType, Reader, trailer};
+use cpio::newc::{Builder, Reader, trailer};
 use rustix::fs::FileType;
 
 use crate::{Error, Result};
@@ -26,15 +26,16 @@ pub struct Archive {
 }
 
 #[derive(Debug)]
-enum Entry {
-    Folder,
-    File { mode: u32, contents: Contents },
-    Link(String),
+struct Entry {
+    kind: FileType,
+    mode: u32,
+    /// Of a link, its target.
+    contents: Contents,
 }
 
 /// The source of a file's bytes.
 #[derive(Debug)]
-pub enum Contents {
+pub(crate) enum Contents {
     /// Bytes in memory.
     Bytes(Vec<u8>),
     /// A file, read when the archive is written.
@@ -56,75 +57,71 @@ impl Contents {
 }
 
 impl Archive {
-    /// Makes an empty archive.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds a folder and its parent folders. `path` has no leading slash.
     pub fn folder(&mut self, path: &str) -> &mut Self {
         let ends = path.match_indices('/').map(|(index, _)| index);
         for end in ends.chain([path.len()]) {
-            self.entries
-                .entry(path[..end].to_owned())
-                .or_insert(Entry::Folder);
+            self.entries.entry(path[..end].to_owned()).or_insert(Entry {
+                kind: FileType::Directory,
+                mode: 0o755,
+                contents: Contents::Bytes(Vec::new()),
+            });
         }
         self
     }
 
-    /// Adds a file with permissions `mode`, and its parent folders.
-    pub fn file(&mut self, path: &str, mode: u32, contents: Contents) -> &mut Self {
-        self.parents(path);
-        self.entries
-            .insert(path.to_owned(), Entry::File { mode, contents });
-        self
+    /// Adds a file of these bytes with permissions `mode`, and its parent folders.
+    pub fn bytes(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) -> &mut Self {
+        let contents = Contents::Bytes(bytes.into());
+        self.add(path, FileType::RegularFile, mode, contents)
+    }
+
+    /// Adds the file at `from` likewise, which is read when the archive is written.
+    pub fn copy(&mut self, path: &str, mode: u32, from: impl Into<PathBuf>) -> &mut Self {
+        let contents = Contents::Disk(from.into());
+        self.add(path, FileType::RegularFile, mode, contents)
     }
 
     /// Adds a symbolic link, and its parent folders.
     pub fn link(&mut self, path: &str, target: &str) -> &mut Self {
-        self.parents(path);
-        self.entries
-            .insert(path.to_owned(), Entry::Link(target.to_owned()));
+        let contents = Contents::Bytes(target.into());
+        self.add(path, FileType::Symlink, 0o777, contents)
+    }
+
+    fn add(&mut self, path: &str, kind: FileType, mode: u32, contents: Contents) -> &mut Self {
+        if let Some((folder, _)) = path.rsplit_once('/') {
+            self.folder(folder);
+        }
+        let entry = Entry {
+            kind,
+            mode,
+            contents,
+        };
+        self.entries.insert(path.to_owned(), entry);
         self
     }
 
     /// Returns each file's path, permissions and contents, in the order of the paths.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u32, &Contents)> {
-        let entries = self.entries.iter();
-        entries.filter_map(|(path, entry)| match entry {
-            Entry::File { mode, contents } => Some((path.as_str(), *mode, contents)),
-            Entry::Folder | Entry::Link(_) => None,
-        })
+        let files = self.entries.iter();
+        files
+            .filter(|(_, entry)| entry.kind == FileType::RegularFile)
+            .map(|(path, entry)| (path.as_str(), entry.mode, &entry.contents))
     }
 
     /// Writes the archive. An error calls `out` by the name `place`.
     fn write(&self, out: &mut impl Write, place: &Path) -> Result<()> {
         for (index, (path, entry)) in self.entries.iter().enumerate() {
             let inode = u32::try_from(index + 1).expect("fewer than 2^32 files");
-            let builder = Builder::new(path).ino(inode).mtime(MTIME);
-            let written = Error::file("write", place);
-            match entry {
-                Entry::Folder => {
-                    let builder = builder
-                        .mode(0o755)
-                        .nlink(2)
-                        .set_mode_file_type(ModeFileType::Directory);
-                    builder.write(&mut *out, 0).finish().map_err(written)?;
-                }
-                Entry::Link(target) => {
-                    let builder = builder
-                        .mode(0o777)
-                        .set_mode_file_type(ModeFileType::Symlink);
-                    put(builder, out, target.as_bytes(), target.len() as u64).map_err(written)?;
-                }
-                Entry::File { mode, contents } => {
-                    let builder = builder
-                        .mode(*mode)
-                        .set_mode_file_type(ModeFileType::Regular);
-                    let (bytes, size) = contents.open()?;
-                    put(builder, out, bytes, size).map_err(written)?;
-                }
-            }
+            let links = if entry.kind == FileType::Directory {
+                2
+            } else {
+                1
+            };
+            let builder = Builder::new(path).ino(inode).mtime(MTIME).nlink(links);
+            let builder = builder.mode(entry.kind.as_raw_mode() | entry.mode);
+            let (bytes, size) = entry.contents.open()?;
+            put(builder, out, bytes, size).map_err(Error::file("write", place))?;
         }
         trailer(&mut *out).map_err(Error::file("write", place))?;
         Ok(())
@@ -140,12 +137,6 @@ impl Archive {
         let mut out = io::BufWriter::with_capacity(1 << 20, file);
         self.write(&mut out, path)?;
         out.flush().map_err(Error::file("write", path))
-    }
-
-    fn parents(&mut self, path: &str) {
-        if let Some((folder, _)) = path.rsplit_once('/') {
-            self.folder(folder);
-        }
     }
 }
 
@@ -208,11 +199,7 @@ pub(crate) fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Resu
     } else {
         0o755
     };
-    archive.file(
-        &format!("{folder}/{name}"),
-        mode,
-        Contents::Disk(path.to_owned()),
-    );
+    archive.copy(&format!("{folder}/{name}"), mode, path);
     Ok(())
 }
 
@@ -261,7 +248,7 @@ pub(crate) fn add_tree(archive: &mut Archive, root: &Path) -> Result<()> {
                 open.push(path);
             } else if metadata.is_file() {
                 let mode = metadata.permissions().mode() & 0o7777;
-                archive.file(&place, mode, Contents::Disk(path));
+                archive.copy(&place, mode, path);
             }
         }
     }
@@ -293,29 +280,29 @@ mod tests {
         let path = folder.path().join("x");
         fs::write(&path, "disk").unwrap();
 
-        let mut first = Archive::new();
+        let mut first = Archive::default();
         first
-            .file("usr/bin/b", 0o755, Contents::Bytes(b"disk".to_vec()))
+            .bytes("usr/bin/b", 0o755, b"disk".to_vec())
             .link("bin", "usr/bin")
             .folder("proc");
-        let mut second = Archive::new();
+        let mut second = Archive::default();
         second
             .folder("proc")
             .link("bin", "usr/bin")
-            .file("usr/bin/b", 0o755, Contents::Disk(path));
+            .copy("usr/bin/b", 0o755, path);
         assert_eq!(bytes(&first), bytes(&second));
     }
 
     #[test]
     fn extracted_as_it_was() {
-        let mut archive = Archive::new();
+        let mut archive = Archive::default();
         archive
-            .file("a/b", 0o755, Contents::Bytes(b"hello".to_vec()))
+            .bytes("a/b", 0o755, b"hello".to_vec())
             .link("c", "a/b");
         let folder = tempfile::tempdir().unwrap();
         extract_from(bytes(&archive).as_slice(), folder.path()).unwrap();
         assert_eq!(fs::read(folder.path().join("c")).unwrap(), b"hello");
-        let mut again = Archive::new();
+        let mut again = Archive::default();
         add_file(&mut again, "a", &folder.path().join("a/b")).unwrap();
         assert_eq!(again.link("c", "a/b").entries.len(), archive.entries.len());
         assert!(
@@ -327,8 +314,8 @@ mod tests {
 
     #[test]
     fn parents_come_first() {
-        let mut archive = Archive::new();
-        archive.file("a/b/c", 0o644, Contents::Bytes(b"hello".to_vec()));
+        let mut archive = Archive::default();
+        archive.bytes("a/b/c", 0o644, b"hello".to_vec());
         let data = bytes(&archive);
         let mut names = Vec::new();
         let mut rest = data.as_slice();
@@ -378,7 +365,7 @@ mod tests {
             fs::write(path, "x").unwrap();
         }
         std::os::unix::fs::symlink("b.so.1", libraries.join("b.so")).unwrap();
-        let mut archive = Archive::new();
+        let mut archive = Archive::default();
         add_tree(&mut archive, folder.path()).unwrap();
         let files: Vec<_> = archive.files().map(|(path, _, _)| path).collect();
         let expected = ["etc/d", "usr/bin/a", "usr/lib/x86_64-linux-gnu/b.so.1"];
@@ -388,13 +375,14 @@ mod tests {
             assert!(!archive.entries.contains_key(place), "{place}");
         }
         let link = archive.entries.get("usr/lib/x86_64-linux-gnu/b.so");
-        assert!(matches!(link, Some(Entry::Link(target)) if target == "b.so.1"));
+        let target = &link.unwrap().contents;
+        assert!(matches!(target, Contents::Bytes(target) if target == b"b.so.1"));
     }
 
     #[test]
     fn added_files() {
         let folder = tempfile::tempdir().unwrap();
-        let mut archive = Archive::new();
+        let mut archive = Archive::default();
         assert!(add_file(&mut archive, "root", folder.path()).is_err());
         assert!(add_file(&mut archive, "root", &folder.path().join("none")).is_err());
         fs::write(folder.path().join("data"), "1").unwrap();

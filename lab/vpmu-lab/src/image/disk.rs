@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::archive::{self, Archive, Contents};
+use super::archive::{self, Archive};
 use super::fat::Volume;
 use super::images::Images;
 use super::kernel_module::{ModuleFiles, file_name};
@@ -269,18 +269,17 @@ impl Pools {
 
 /// Makes the initrd: drivers, and a script that goes to the disk's system.
 fn initrd(modules: &ModuleFiles, root: &Path) -> Archive {
-    let mut archive = Archive::new();
+    let mut archive = Archive::default();
     for place in ["dev", "proc", "root", "sys"] {
         archive.folder(place);
     }
-    let busybox = Contents::Disk(root.join("usr/bin/busybox"));
     archive
-        .file("init", 0o755, Contents::Bytes(INIT.into()))
-        .file("bin/busybox", 0o755, busybox);
+        .bytes("init", 0o755, INIT)
+        .copy("bin/busybox", 0o755, root.join("usr/bin/busybox"));
     for (number, name) in MODULES.into_iter().enumerate() {
         if let Some(path) = modules.find(name) {
             let place = format!("modules/{number}-{}", file_name(&path).unwrap_or(name));
-            archive.file(&place, 0o644, Contents::Disk(path));
+            archive.copy(&place, 0o644, path);
         }
     }
     archive

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::archive::{Archive, Contents, add_tree};
+use super::archive::{Archive, add_tree};
 use super::kernel_module::{self, ModuleFiles};
 use crate::image::cache::{RunDir, Session};
 use crate::image::debian::{Pool, Selection};
@@ -72,7 +72,7 @@ impl Extras {
             let name = kernel_module::file_name(path).unwrap_or_default();
             // Process 1 loads modules in the order of their names.
             let place = format!("vpmu/modules/{number:02}-{name}");
-            archive.file(&place, 0o644, Contents::Disk(path.clone()));
+            archive.copy(&place, 0o644, path);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::images::{self, KVM_MODULES};
 use super::kernel_module::{ModuleFiles, files_below};
 use crate::host::cancel::Cancel;
-use crate::image::archive::{Archive, Contents};
+use crate::image::archive::Archive;
 use crate::image::cache::Session;
 use crate::image::debian::{Pool, Selection};
 use crate::{Error, Result};
@@ -47,8 +47,7 @@ impl HostKernel {
         for path in files_below(&self.0)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if name != KERNEL {
-                let place = format!("vpmu/modules/{name}");
-                archive.file(&place, 0o644, Contents::Disk(path.clone()));
+                archive.copy(&format!("vpmu/modules/{name}"), 0o644, &path);
             }
         }
         Ok(())

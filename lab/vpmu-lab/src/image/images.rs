@@ -15,7 +15,7 @@ use super::elf;
 use super::kernel_module::{ModuleFiles, find_kernel};
 use crate::host::cancel::Cancel;
 use crate::host::files::write_whole;
-use crate::image::archive::{Archive, Contents};
+use crate::image::archive::Archive;
 use crate::image::cache::{Cache, Session};
 use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
@@ -150,8 +150,8 @@ fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()
     guest_tree(pool.arch, &tree, &missing)?.write_file(&made.join(GUEST))?;
     cancel.check()?;
     let mut host = host_tree(pool.arch, &tree, &missing)?;
-    host.file("guest/kernel", 0o644, Contents::Disk(kernel));
-    host.file("guest/guest.cpio", 0o644, Contents::Disk(made.join(GUEST)));
+    host.copy("guest/kernel", 0o644, kernel);
+    host.copy("guest/guest.cpio", 0o644, made.join(GUEST));
     host.write_file(&made.join(KVM_HOST))?;
 
     let size = |name: &str| {
@@ -186,15 +186,11 @@ fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Res
             let path = path.ok_or_else(|| missing(format!("kernel module {name}")))?;
             // Process 1 of the host loads modules in the order of their names.
             let file = path.file_name().unwrap_or_default().to_string_lossy();
-            archive.file(
-                &format!("vpmu/modules/{number}-{file}"),
-                0o644,
-                Contents::Disk(path),
-            );
+            archive.copy(&format!("vpmu/modules/{number}-{file}"), 0o644, &path);
         }
         for place in FIRMWARE {
             let path = fs::canonicalize(tree.join(place)).map_err(|_| missing(place.to_owned()))?;
-            archive.file(place, 0o644, Contents::Disk(path));
+            archive.copy(place, 0o644, path);
         }
     }
     Ok(archive)
@@ -202,15 +198,10 @@ fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Res
 
 fn guest_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
     let mut archive = programs(arch, tree, &GUEST_PROGRAMS, missing)?;
-    let text = |text: &str| Contents::Bytes(text.as_bytes().to_vec());
     archive
-        .file("etc/passwd", 0o644, text("root:x:0:0:root:/root:/bin/sh\n"))
-        .file("etc/group", 0o644, text("root:x:0:\n"))
-        .file(
-            "root/random.bin",
-            0o644,
-            Contents::Bytes(random_bytes(RANDOM_BYTES)),
-        );
+        .bytes("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\n")
+        .bytes("etc/group", 0o644, "root:x:0:\n")
+        .bytes("root/random.bin", 0o644, random_bytes(RANDOM_BYTES));
     Ok(archive)
 }
 
@@ -221,7 +212,7 @@ fn programs(
     names: &[&str],
     missing: &impl Fn(String) -> Error,
 ) -> Result<Archive> {
-    let mut archive = Archive::new();
+    let mut archive = Archive::default();
     for folder in [
         "dev",
         "proc",
@@ -249,15 +240,11 @@ fn programs(
         })
         .collect::<Result<Vec<_>>>()?;
     for (name, path) in names.iter().zip(&paths) {
-        archive.file(
-            &format!("usr/bin/{name}"),
-            0o755,
-            Contents::Disk(path.clone()),
-        );
+        archive.copy(&format!("usr/bin/{name}"), 0o755, path);
     }
     let folders = [arch.libraries(), "usr/lib", "usr/lib64"];
     for (place, path) in elf::closure(tree, &folders, &paths, missing)? {
-        archive.file(&place, 0o755, Contents::Disk(path));
+        archive.copy(&place, 0o755, path);
     }
     Ok(archive)
 }

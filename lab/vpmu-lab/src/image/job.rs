@@ -11,7 +11,7 @@ use super::host_kernel::HostKernel;
 use super::program::{LOADER, OwnProgram};
 use super::theirs::{self, TheirProgram};
 use crate::Result;
-use crate::image::archive::{Archive, Contents, add_file};
+use crate::image::archive::{Archive, add_file};
 use crate::spec::arch::Arch;
 use crate::spec::command::quote;
 use crate::spec::{OurVmm, Work, disturbance};
@@ -163,28 +163,24 @@ impl Job<'_> {
             Output::Stream => ("stream", self.console),
             Output::Buffer => ("buffer", "/vpmu/output"),
         };
-        let text = |text: String| Contents::Bytes(text.into_bytes());
-        let program = |name| artifacts::find(self.arch, name).map(Contents::Disk);
-        let mut archive = Archive::new();
+        let program = |name| artifacts::find(self.arch, name);
+        let settings = format!(
+            "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\nprofile={}\nreset={}\n",
+            f64::from(settle_ms(self.phase)) / 1000.0,
+            if self.work.profile { "yes" } else { "" },
+            if self.resets { "yes" } else { "" },
+        );
+        let mut archive = Archive::default();
         if let Some(extras) = self.extras {
             extras.put(&mut archive)?;
         }
         archive
-            .file("init", 0o755, text(GUEST_INIT.to_owned()))
-            .file("usr/bin/meter", 0o755, program(artifacts::METER)?)
-            .file("usr/bin/workload", 0o755, program(artifacts::WORKLOAD)?)
-            .file(
-                "vpmu/job",
-                0o644,
-                text(format!(
-                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\nprofile={}\nreset={}\n",
-                    f64::from(settle_ms(self.phase)) / 1000.0,
-                    if self.work.profile { "yes" } else { "" },
-                    if self.resets { "yes" } else { "" },
-                )),
-            )
-            .file("vpmu/recordings.sh", 0o644, text(RECORDINGS.to_owned()))
-            .file("vpmu/run", 0o644, text(self.script(place)));
+            .bytes("init", 0o755, GUEST_INIT)
+            .copy("usr/bin/meter", 0o755, program(artifacts::METER)?)
+            .copy("usr/bin/workload", 0o755, program(artifacts::WORKLOAD)?)
+            .bytes("vpmu/job", 0o644, settings)
+            .bytes("vpmu/recordings.sh", 0o644, RECORDINGS)
+            .bytes("vpmu/run", 0o644, self.script(place));
         for path in self.modules {
             add_file(&mut archive, "vpmu/modules", path)?;
         }
@@ -192,16 +188,11 @@ impl Job<'_> {
             add_file(&mut archive, "root", path)?;
         }
         for name in &self.work.programs {
-            let program = OwnProgram::find(name)?;
-            program.put(&mut archive);
-            archive.file(
-                &format!("usr/bin/{}", program.name),
-                0o755,
-                text(format!(
-                    "#!/usr/bin/busybox sh\nexec /vpmu/lib/{LOADER} --library-path /vpmu/lib /vpmu/{} \"$@\"\n",
-                    program.name
-                )),
+            OwnProgram::find(name)?.put(&mut archive);
+            let script = format!(
+                "#!/usr/bin/busybox sh\nexec /vpmu/lib/{LOADER} --library-path /vpmu/lib /vpmu/{name} \"$@\"\n"
             );
+            archive.bytes(&format!("usr/bin/{name}"), 0o755, script);
         }
         Ok(archive)
     }
@@ -304,12 +295,10 @@ impl HostJob<'_> {
             mediates: self.mediates.is_some(),
         };
         let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
-        let mut archive = Archive::new();
-        archive.file("init", 0o755, Contents::Disk(init)).file(
-            vpmu_measure::HostJob::PATH,
-            0o644,
-            Contents::Bytes(job.to_json()),
-        );
+        let mut archive = Archive::default();
+        archive
+            .copy("init", 0o755, init)
+            .bytes(vpmu_measure::HostJob::PATH, 0o644, job.to_json());
         match &self.vmm {
             Vmm::Qemu(_) => {}
             Vmm::Exec { exec, .. } => exec.put(&mut archive, self.arch),
@@ -325,11 +314,10 @@ impl HostJob<'_> {
             kernel.put_modules(&mut archive)?;
         }
         if let Some(disk) = self.disk {
-            let driver = Contents::Disk(disk.driver.clone());
             // The host loads modules in the order of their names.
-            archive.file("vpmu/modules/9-virtio_blk.ko.xz", 0o644, driver);
+            archive.copy("vpmu/modules/9-virtio_blk.ko.xz", 0o644, &disk.driver);
             for (place, path) in HOST_UEFI.into_iter().zip(disk.uefi.iter().flatten()) {
-                archive.file(place, 0o644, Contents::Disk(path.clone()));
+                archive.copy(place, 0o644, path);
             }
         }
         let files = [
@@ -340,7 +328,7 @@ impl HostJob<'_> {
         ];
         for (place, path) in files {
             if let Some(path) = path {
-                archive.file(place, 0o644, Contents::Disk(path.to_owned()));
+                archive.copy(place, 0o644, path);
             }
         }
         Ok(archive)

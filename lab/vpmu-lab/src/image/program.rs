@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::artifacts;
 use super::elf;
-use crate::image::archive::{Archive, Contents};
+use crate::image::archive::Archive;
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -55,22 +55,15 @@ impl OwnProgram {
     pub(super) fn put_library(&self, archive: &mut Archive, name: &str, arch: Arch) {
         if let Some(library) = self.libraries.iter().find(|library| library.name == name) {
             let place = format!("{}/{name}", arch.libraries());
-            archive.file(&place, 0o755, Contents::Disk(library.file.clone()));
+            archive.copy(&place, 0o755, &library.file);
         }
     }
 
     pub(super) fn put(&self, archive: &mut Archive) {
-        archive.file(
-            &format!("vpmu/{}", self.name),
-            0o755,
-            Contents::Disk(self.program.clone()),
-        );
+        archive.copy(&format!("vpmu/{}", self.name), 0o755, &self.program);
         for library in &self.libraries {
-            archive.file(
-                &format!("vpmu/lib/{}", library.name),
-                0o755,
-                Contents::Disk(library.file.clone()),
-            );
+            let place = format!("vpmu/lib/{}", library.name);
+            archive.copy(&place, 0o755, &library.file);
         }
     }
 }

@@ -91,21 +91,16 @@ fn start(job: &Archive) -> String {
 mod tests {
     use std::io::Read;
 
-    use super::super::archive::Contents;
     use super::*;
 
     #[test]
     fn a_seed_has_the_jobs_files_and_starts_them() {
-        let mut job = Archive::new();
+        let mut job = Archive::default();
         let large = tempfile::NamedTempFile::new().unwrap();
         large.as_file().set_len(9 << 20).unwrap();
-        job.file("init", 0o755, Contents::Bytes(b"echo".to_vec()))
-            .file(
-                "usr/bin/a-long-name",
-                0o755,
-                Contents::Disk(large.path().to_owned()),
-            )
-            .file("vpmu/job", 0o644, Contents::Bytes(b"x=1\n".to_vec()));
+        job.bytes("init", 0o755, "echo")
+            .copy("usr/bin/a-long-name", 0o755, large.path())
+            .bytes("vpmu/job", 0o644, "x=1\n");
         let system =
             fatfs::FileSystem::new(volume(&job).unwrap(), fatfs::FsOptions::new()).unwrap();
         assert_eq!(system.volume_label_as_bytes(), b"CIDATA");

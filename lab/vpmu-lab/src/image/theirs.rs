@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::elf;
 use super::program::{LOADER, Library, libraries};
-use crate::image::archive::{Archive, Contents, add_file};
+use crate::image::archive::{Archive, add_file};
 use crate::spec::arch::Arch;
 use crate::spec::{Payload, TheirVmm};
 use crate::{Error, Result};
@@ -73,24 +73,19 @@ impl TheirProgram {
     /// Puts the program where the host starts it. Its libraries replace those of the host's file tree, none of which another
     /// program then uses, so that the program finds all of this machine's and none of another release.
     pub(super) fn put(&self, archive: &mut Archive, arch: Arch) -> Result<()> {
-        archive.file(
-            &format!("{FOLDER}/{}", self.name),
-            0o755,
-            Contents::Disk(self.file.clone()),
-        );
+        archive.copy(&format!("{FOLDER}/{}", self.name), 0o755, &self.file);
         for library in &self.libraries {
             let place = match library.place.starts_with("usr/lib64/") {
                 // The kernel looks for the interpreter there.
                 true => library.place.clone(),
                 false => format!("{}/{}", arch.libraries(), library.name),
             };
-            archive.file(&place, 0o755, Contents::Disk(library.file.clone()));
+            archive.copy(&place, 0o755, &library.file);
         }
         for (path, text) in &self.files {
             match (text, path.file_name().and_then(|name| name.to_str())) {
                 (Some(text), Some(name)) => {
-                    let bytes = Contents::Bytes(text.clone().into_bytes());
-                    archive.file(&format!("{FOLDER}/{name}"), 0o644, bytes);
+                    archive.bytes(&format!("{FOLDER}/{name}"), 0o644, text.as_str());
                 }
                 _ => add_file(archive, FOLDER, path)?,
             }
@@ -318,7 +313,7 @@ mod tests {
             files: vec![script, binary],
             ..vmm(&this, &[])
         };
-        let mut archive = Archive::new();
+        let mut archive = Archive::default();
         let found = TheirProgram::find(&vmm, TOLD).unwrap();
         found.put(&mut archive, Arch::X86_64).unwrap();
         let list = format!("{archive:?}");
