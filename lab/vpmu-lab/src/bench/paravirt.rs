@@ -2,8 +2,8 @@
 //! compared with the trapped design on the same kernel.
 
 use super::parts::{
-    CYCLES, Figure, Part, QUIET, figure, first, handler_mean, share_difference, timed,
-    us_per_sample, with_timed_handlers,
+    CYCLES, Figure, Part, QUIET, figure, first, handler_mean, part, sample_cost, share_error,
+    timed, with_timed_handlers,
 };
 use super::{Bench, Context, Row};
 use crate::Result;
@@ -47,74 +47,35 @@ fn parts() -> Vec<Part> {
              echo switches $(($(awk '$1 == \"ctxt\" {{ print $2 }}' /proc/stat) - before))"
         )
     };
+    let fixed = format!("{QUIET}{CYCLES} -c 100000 -- workload --scale 5000");
+    let frequency = format!("{QUIET}{CYCLES} -F 1000 -- workload --scale 10000");
     vec![
-        Part {
-            name: "unused",
-            command: "workload --scale 1000".to_owned(),
-            figures: |row| {
-                let count = |count: Option<u64>| count.map(|count| count as f64);
-                let operations = row.run.host_operations.as_ref();
-                let operations = operations.map(|kinds| kinds.values().sum());
-                Ok(vec![
-                    figure("exits_unused", count(row.run.pmu_exits()), "exits"),
-                    figure("host_ops_unused", count(operations), "operations"),
-                ])
-            },
-        },
-        Part {
-            name: "fixed",
-            command: format!("{QUIET}{CYCLES} -c 100000 -- workload --scale 5000"),
-            figures: |row| {
-                Ok(vec![
-                    figure("exits_per_pmi", row.run.pmu_exits_per_pmi, "exits"),
-                    figure(
-                        "host_ops_per_pmi",
-                        row.run.host_operations_per_pmi,
-                        "operations",
-                    ),
-                ])
-            },
-        },
-        Part {
-            name: "frequency",
-            command: format!("{QUIET}{CYCLES} -F 1000 -- workload --scale 10000"),
-            figures: |row| {
-                let exits = row.run.pmu_exits_per_pmi;
-                Ok(vec![figure("exits_per_pmi:frequency", exits, "exits")])
-            },
-        },
-        Part {
-            name: "time",
-            command: time(),
-            figures: of_time,
-        },
-        Part {
-            name: "switch-1",
-            command: pipe("cycles"),
-            figures: |row| {
-                Ok(vec![figure(
-                    "exits_per_switch:1",
-                    per_switch(row)?,
-                    "exits",
-                )])
-            },
-        },
-        Part {
-            name: "switch-4",
-            command: pipe("cycles,cycles,cycles,cycles"),
-            figures: |row| {
-                Ok(vec![figure(
-                    "exits_per_switch:4",
-                    per_switch(row)?,
-                    "exits",
-                )])
-            },
-        },
-        Part {
-            name: "pipe",
-            command: PIPE.to_owned(),
-            figures: of_pipe,
-        },
+        part("unused", "workload --scale 1000", |row| {
+            let count = |count: Option<u64>| count.map(|count| count as f64);
+            let operations = row.run.host_operations.as_ref();
+            let operations = operations.map(|kinds| kinds.values().sum());
+            Ok(vec![
+                figure("exits_unused", count(row.run.pmu_exits()), "exits"),
+                figure("host_ops_unused", count(operations), "operations"),
+            ])
+        }),
+        part("fixed", fixed, |row| {
+            let operations = row.run.host_operations_per_pmi;
+            Ok(vec![
+                figure("exits_per_pmi", row.run.pmu_exits_per_pmi, "exits"),
+                figure("host_ops_per_pmi", operations, "operations"),
+            ])
+        }),
+        part("frequency", frequency, |row| {
+            let exits = row.run.pmu_exits_per_pmi;
+            Ok(vec![figure("exits_per_pmi:frequency", exits, "exits")])
+        }),
+        part("time", time(), of_time),
+        part("switch-1", pipe("cycles"), |row| per_switch(row, 1)),
+        part("switch-4", pipe("cycles,cycles,cycles,cycles"), |row| {
+            per_switch(row, 4)
+        }),
+        part("pipe", PIPE, of_pipe),
     ]
 }
 
@@ -127,13 +88,9 @@ fn time() -> String {
 
 fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
     Ok(vec![
-        figure("guest_us_per_sample", us_per_sample(row)?, "us"),
+        sample_cost(row)?,
         figure("nmi_handler_ns", handler_mean(row)?, "ns"),
-        figure(
-            "largest_share_difference_points",
-            Some(share_difference(row)),
-            "points",
-        ),
+        share_error(row),
     ])
 }
 
@@ -158,9 +115,11 @@ fn of_pipe(row: &result::Row) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-fn per_switch(row: &result::Row) -> Result<Option<f64>> {
+fn per_switch(row: &result::Row, events: u32) -> Result<Vec<Figure>> {
     let switches = first(row, "switches")?;
-    Ok(row.run.pmu_exits().map(|exits| exits as f64 / switches))
+    let exits = row.run.pmu_exits().map(|exits| exits as f64 / switches);
+    let name = format!("exits_per_switch:{events}");
+    Ok(vec![figure(name, exits, "exits")])
 }
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {

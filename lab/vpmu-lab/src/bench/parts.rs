@@ -21,11 +21,24 @@ pub(super) struct Part {
 }
 
 pub(super) struct Figure {
-    pub(super) name: &'static str,
+    pub(super) name: String,
     /// The figure's mode, where that is not the design's own.
     pub(super) mode: Option<&'static str>,
     pub(super) value: Option<f64>,
     pub(super) unit: &'static str,
+}
+
+pub(super) fn part(
+    name: &'static str,
+    command: impl Into<String>,
+    figures: fn(&result::Row) -> Result<Vec<Figure>>,
+) -> Part {
+    let command = command.into();
+    Part {
+        name,
+        command,
+        figures,
+    }
 }
 
 impl Figure {
@@ -36,12 +49,11 @@ impl Figure {
     }
 }
 
-pub(super) fn figure(name: &'static str, value: Option<f64>, unit: &'static str) -> Figure {
-    let (mode, value) = (None, value.map(round));
+pub(super) fn figure(name: impl Into<String>, value: Option<f64>, unit: &'static str) -> Figure {
     Figure {
-        name,
-        mode,
-        value,
+        name: name.into(),
+        mode: None,
+        value: value.map(round),
         unit,
     }
 }
@@ -79,16 +91,29 @@ pub(super) fn us_per_sample(row: &result::Row) -> Result<Option<f64>> {
     Ok((samples > 0.0).then(|| (with - without) / samples / 1e3))
 }
 
+/// Returns the figure of [`us_per_sample`].
+pub(super) fn sample_cost(row: &result::Row) -> Result<Figure> {
+    Ok(figure("guest_us_per_sample", us_per_sample(row)?, "us"))
+}
+
 /// Shares of the workload's functions, in percent.
 pub(super) const WEIGHTS: [(&str, f64); 4] =
     [("main", 5.0), ("foo", 50.0), ("bar", 30.0), ("qux", 15.0)];
 
 /// Returns the largest difference of a function's share, by the output of [`SHARES`], from its weight.
 pub(super) fn share_difference(row: &result::Row) -> f64 {
-    let differences = WEIGHTS.map(|(function, weight)| {
-        let share = first(row, &format!("share:{function}")).unwrap_or(0.0);
-        (share - weight).abs()
-    });
+    off_weights(|function| first(row, &format!("share:{function}")).unwrap_or(0.0))
+}
+
+/// Returns the figure of [`share_difference`].
+pub(super) fn share_error(row: &result::Row) -> Figure {
+    let off = Some(share_difference(row));
+    figure("largest_share_difference_points", off, "points")
+}
+
+/// Returns the largest difference of a function's `share` from its weight.
+pub(super) fn off_weights(share: impl Fn(&str) -> f64) -> f64 {
+    let differences = WEIGHTS.map(|(function, weight)| (share(function) - weight).abs());
     differences.into_iter().fold(0.0, f64::max)
 }
 

@@ -2,7 +2,8 @@
 //! interrupts on the same kernel, and what PEBS costs who does not profit by it.
 
 use super::parts::{
-    Figure, Part, QUIET, SHARES, figure, first, share_difference, timed, us_per_sample,
+    Figure, Part, QUIET, SHARES, figure, first, part, sample_cost, share_error, timed,
+    us_per_sample,
 };
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
@@ -47,41 +48,23 @@ const RECORD: &str = "perf record --no-bpf-event -q -o perf.data";
 
 fn parts(precise: &str) -> Vec<Part> {
     let fixed = format!("{RECORD} -e {precise} -c 100000");
+    let time = format!(
+        "{}us() {{ name=$1; shift; \"$@\" perf bench sched pipe -l {OPERATIONS} 2>&1 | \
+         awk -v name=$name '/usecs\\/op/ {{ print name, $1 }}'; }}; \
+         us alone env; us stat perf stat -e cycles; us record {RECORD}; us precise {fixed}",
+        timed(&format!("{RECORD} -e {precise}"), "-c 100000", SCALE)
+    );
+    let profile =
+        format!("{QUIET}{RECORD} -e {precise} -c {PERIOD} -- workload --scale {SCALE} && {SHARES}");
     vec![
-        Part {
-            name: "fixed",
-            command: format!("{QUIET}{fixed} -- workload --scale {SCALE}"),
-            figures: of_fixed,
-        },
-        Part {
-            name: "time",
-            command: format!(
-                "{}us() {{ name=$1; shift; \"$@\" perf bench sched pipe -l {OPERATIONS} 2>&1 | \
-                 awk -v name=$name '/usecs\\/op/ {{ print name, $1 }}'; }}; \
-                 us alone env; us stat perf stat -e cycles; us record {RECORD}; us precise {fixed}",
-                timed(&format!("{RECORD} -e {precise}"), "-c 100000", SCALE)
-            ),
-            figures: of_time,
-        },
-        Part {
-            name: "profile",
-            command: format!(
-                "{QUIET}{RECORD} -e {precise} -c {PERIOD} -- workload --scale {SCALE} && {SHARES}"
-            ),
-            figures: |row| {
-                let difference = Some(share_difference(row));
-                Ok(vec![figure(
-                    "largest_share_difference_points",
-                    difference,
-                    "points",
-                )])
-            },
-        },
-        Part {
-            name: "plain",
-            command: timed(RECORD, "-F 4000", SCALE),
-            figures: of_plain,
-        },
+        part(
+            "fixed",
+            format!("{QUIET}{fixed} -- workload --scale {SCALE}"),
+            of_fixed,
+        ),
+        part("time", time, of_time),
+        part("profile", profile, |row| Ok(vec![share_error(row)])),
+        part("plain", timed(RECORD, "-F 4000", SCALE), of_plain),
     ]
 }
 
@@ -112,13 +95,9 @@ fn of_plain(row: &result::Row) -> Result<Vec<Figure>> {
 }
 
 fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
-    let mut figures = vec![figure("guest_us_per_sample", us_per_sample(row)?, "us")];
-    for (name, word) in [
-        ("sched_pipe_us:alone", "alone"),
-        ("sched_pipe_us:stat", "stat"),
-        ("sched_pipe_us:record", "record"),
-        ("sched_pipe_us:precise", "precise"),
-    ] {
+    let mut figures = vec![sample_cost(row)?];
+    for word in ["alone", "stat", "record", "precise"] {
+        let name = format!("sched_pipe_us:{word}");
         figures.push(figure(name, Some(first(row, word)?), "us"));
     }
     Ok(figures)

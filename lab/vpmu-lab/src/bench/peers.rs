@@ -1,7 +1,7 @@
 //! Compares this project's x86 PMUs with native and with those of KVM, on the counters of one emulated processor.
 
 use super::parts::{
-    CYCLES, Figure, Part, QUIET, SHARES, figure, first, share_difference, timed, us_per_sample,
+    CYCLES, Figure, Part, QUIET, SHARES, figure, first, part, sample_cost, share_error, timed,
 };
 use super::{Bench, Context, Row};
 use crate::report::result;
@@ -89,24 +89,21 @@ impl Mode {
             false => CYCLES.to_owned(),
         };
         let events = ["cycles:u"; MULTIPLEXED].join(",");
+        let fixed = format!("{record} -c 100000 -- workload --scale 3000");
         [
             // With a stock guest's limits: where a sample takes too long, its kernel throttles perf.
-            Part {
-                name: "fixed",
-                command: format!("{record} -c 100000 -- workload --scale 3000"),
-                figures: |row| {
-                    let samples = row.run.samples.map(|samples| samples as f64);
-                    let enough = row.run.pmis.is_some_and(|pmis| pmis >= ENOUGH_PMIS);
-                    let exits = row.run.exits_per_pmi.filter(|_| enough);
-                    Ok(vec![
-                        figure("samples", samples, "samples"),
-                        figure("exits_per_pmi", exits, "exits"),
-                    ])
-                },
-            },
-            Part {
-                name: "time",
-                command: format!(
+            part("fixed", fixed, |row| {
+                let samples = row.run.samples.map(|samples| samples as f64);
+                let enough = row.run.pmis.is_some_and(|pmis| pmis >= ENOUGH_PMIS);
+                let exits = row.run.exits_per_pmi.filter(|_| enough);
+                Ok(vec![
+                    figure("samples", samples, "samples"),
+                    figure("exits_per_pmi", exits, "exits"),
+                ])
+            }),
+            part(
+                "time",
+                format!(
                     "{QUIET}{record} -c {SHARE_PERIOD} -- workload --scale 3000 && {SHARES}{}us() {{ name=$1; shift; \"$@\" perf bench sched pipe -l 1000 2>&1 | \
                      awk -v name=$name '/usecs\\/op/ {{ print name, $1 }}'; }}; \
                      us one perf stat -e cycles; us four perf stat -e cycles,cycles,cycles,cycles; \
@@ -116,8 +113,8 @@ impl Mode {
                      END {{ if (NR == {MULTIPLEXED}) print \"multiplexed\", 100 * most }}'",
                     timed(&record, "-c 100000", 1000)
                 ),
-                figures: of_time,
-            },
+                of_time,
+            ),
         ]
     }
 
@@ -144,20 +141,13 @@ impl Mode {
 }
 
 fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
+    let multiplexed = Some(first(row, "multiplexed")?);
     Ok(vec![
-        figure("guest_us_per_sample", us_per_sample(row)?, "us"),
+        sample_cost(row)?,
         figure("sched_pipe_us", Some(first(row, "one")?), "us"),
         figure("sched_pipe_us:4", Some(first(row, "four")?), "us"),
-        figure(
-            "multiplexed_error_percent",
-            Some(first(row, "multiplexed")?),
-            "percent",
-        ),
-        figure(
-            "largest_share_difference_points",
-            Some(share_difference(row)),
-            "points",
-        ),
+        figure("multiplexed_error_percent", multiplexed, "percent"),
+        share_error(row),
     ])
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::parts::{Figure, QUIET, figure, first, timed_program, us_per_sample};
+use super::parts::{Figure, QUIET, figure, first, sample_cost, timed_program};
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::host::qemu::X86_PMU;
@@ -88,39 +88,25 @@ fn shares(row: &result::Row) -> Result<(BTreeMap<String, f64>, f64)> {
     Ok((all, samples.into_iter().sum::<Result<f64>>()?))
 }
 
-fn of_profiles(native: &result::Row, guest: &result::Row) -> Result<Vec<(&'static str, Named)>> {
+fn of_profiles(native: &result::Row, guest: &result::Row) -> Result<Vec<(&'static str, Figure)>> {
     let (theirs, samples_native) = shares(native)?;
     let (ours, samples) = shares(guest)?;
     let difference = |(name, share): (&String, &f64)| (share - theirs[name]).abs();
     let largest = ours.iter().map(difference).fold(0.0, f64::max);
-    let named = |name: &str, value, unit| Named(name.to_owned(), Some(value), unit);
+    let largest = figure("largest_share_difference_points", Some(largest), "points");
     let mut rows = vec![
-        ("native", named("samples", samples_native, "samples")),
-        ("guest", named("samples", samples, "samples")),
-        (
-            "guest",
-            named("largest_share_difference_points", largest, "points"),
-        ),
+        ("native", figure("samples", Some(samples_native), "samples")),
+        ("guest", figure("samples", Some(samples), "samples")),
+        ("guest", largest),
     ];
     for (mode, shares) in [("native", &theirs), ("guest", &ours)] {
-        rows.extend((shares.iter()).map(|(name, share)| (mode, named(name, *share, "%"))));
+        rows.extend((shares.iter()).map(|(name, share)| (mode, figure(name, Some(*share), "%"))));
     }
     Ok(rows)
 }
 
-/// A figure's name, its value, its unit.
-struct Named(String, Option<f64>, &'static str);
-
-impl Named {
-    fn row(self, suffix: &str, mode: &'static str) -> Row {
-        let Self(name, value, unit) = self;
-        let measured = value.map(|value| (value * 1000.0).round() / 1000.0);
-        Row::new(format!("{name}{suffix}"), mode, measured, unit)
-    }
-}
-
 /// How the VMM's stacks ended.
-fn stacks(row: &result::Row) -> Vec<Named> {
+fn stacks(row: &result::Row) -> Vec<Figure> {
     let vmm = row.run.vmm.as_ref();
     let span = vmm.and_then(|vmm| vmm.measured.as_ref());
     let counts = span.and_then(|span| span.more.get("call_stacks")?.as_object());
@@ -133,21 +119,17 @@ fn stacks(row: &result::Row) -> Vec<Named> {
     let stacks: f64 = outcomes.iter().filter_map(|name| of(name)).sum();
     let percent = |count: f64| (stacks > 0.0).then(|| 100.0 * count / stacks);
     let whole = of("complete").zip(of("full")).map(|(a, b)| a + b);
+    let calls = of("calls").filter(|_| stacks > 0.0);
+    let calls = calls.map(|calls| calls / stacks);
     let mut figures = vec![
-        Named("stacks".to_owned(), Some(stacks), "stacks"),
-        Named("complete_percent".to_owned(), whole.and_then(percent), "%"),
-        Named(
-            "calls_per_stack".to_owned(),
-            of("calls")
-                .filter(|_| stacks > 0.0)
-                .map(|calls| calls / stacks),
-            "calls",
-        ),
+        figure("stacks", Some(stacks), "stacks"),
+        figure("complete_percent", whole.and_then(percent), "%"),
+        figure("calls_per_stack", calls, "calls"),
     ];
     for name in outcomes {
         let share = of(name).filter(|&count| count > 0.0).and_then(percent);
         if share.is_some() && name != "complete" {
-            figures.push(Named(format!("ends:{name}"), share, "%"));
+            figures.push(figure(format!("ends:{name}"), share, "%"));
         }
     }
     figures
@@ -212,15 +194,6 @@ fn completeness(programs: &[&str], before: &str) -> String {
     command + "true"
 }
 
-/// The time of a sample without calls and with them, in us.
-fn costs(row: &result::Row) -> Result<Vec<Figure>> {
-    Ok(vec![figure(
-        "guest_us_per_sample",
-        us_per_sample(row)?,
-        "us",
-    )])
-}
-
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let ftest = artifacts::find(Arch::X86_64, FTEST)?;
     let companion = artifacts::find(Arch::X86_64, COMPANION)?;
@@ -244,15 +217,9 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let lbr = profile(&with, "--call-graph lbr");
     let profiled = context.compare_as(guest(&[]), "shares", &ours, &lbr)?;
     let figures = of_profiles(&native[0], &profiled[0])?;
-    let mut rows: Vec<Row> = figures
-        .into_iter()
-        .map(|(mode, figure)| figure.row("", mode))
-        .collect();
-    rows.extend(
-        stacks(&profiled[0])
-            .into_iter()
-            .map(|one| one.row("", "guest")),
-    );
+    let ends = stacks(&profiled[0]).into_iter().map(|one| ("guest", one));
+    let figures = figures.into_iter().chain(ends);
+    let mut rows: Vec<Row> = figures.map(|(mode, one)| one.row("", mode)).collect();
     let calls = "--call-graph lbr";
     for (mode, pebs, event, graph) in [
         ("plain", Pebs::Off, "cycles:u", ""),
@@ -265,7 +232,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         let command = timed_program(&record, "-c 100003", FTEST, "./ftest 200000");
         let guest = Request { pebs, ..guest(&[]) };
         for row in &context.compare_as(guest, &format!("time-{mode}"), &ours, &command)? {
-            rows.extend(costs(row)?.into_iter().map(|figure| figure.row("", mode)));
+            rows.push(sample_cost(row)?.row("", mode));
         }
     }
     let elf = ["/usr/bin/perl", "/usr/bin/sort", "/usr/bin/openssl"];
@@ -284,7 +251,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             for row in &context.compare_as(guest(&more), &part, &ours, &command)? {
                 let output = String::from_utf8_lossy(&row.output);
                 let ran = output.lines().filter(|line| *line == "program").count();
-                let ran = Named("programs".to_owned(), Some(ran as f64), "programs");
+                let ran = figure("programs", Some(ran as f64), "programs");
                 let all = [ran].into_iter().chain(stacks(row));
                 rows.extend(all.map(|one| one.row(suffix, mode)));
             }
@@ -296,16 +263,12 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::parts::Part;
+    use crate::bench::parts::part;
     use crate::bench::parts::tests::assert_valid_shell;
 
     #[test]
     fn commands_are_valid_shell() {
-        let part = |command| Part {
-            name: "callstacks",
-            command,
-            figures: costs,
-        };
+        let part = |command| part("callstacks", command, |_| Ok(Vec::new()));
         assert_valid_shell(&[
             part(profile("", "--call-graph dwarf")),
             part(completeness(&ELF, "./vpmu-callstacks")),

@@ -2,7 +2,7 @@
 
 mod checker;
 
-use super::parts::{Figure, Part, QUIET, WEIGHTS, figure, first, timed, us_per_sample};
+use super::parts::{Figure, Part, QUIET, figure, first, off_weights, part, sample_cost, timed};
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::report::result;
@@ -139,30 +139,21 @@ fn fixed(event: &str, depth: u32, scale: u32) -> Part {
         PRECISE => "cycles:ppu",
         _ => "cycles:u",
     };
-    Part {
-        name: "fixed",
-        command: format!(
+    part(
+        "fixed",
+        format!(
             "{QUIET}{RECORD} {event} -b -c 100000 -- workload --scale {scale} && \
              perf script -i perf.data --comm workload -F brstacksym 2>/dev/null > stacks && awk '{check}' stacks"
         ),
-        figures: of_fixed,
-    }
+        of_fixed,
+    )
 }
 
 /// What a sample takes of the guest's time. The workload's samples alone: a tenth or more are of the program that takes
 /// its time, which they cost nothing.
 fn time(event: &str, option: &str, scale: u32) -> Part {
-    Part {
-        name: "time",
-        command: timed(&format!("{RECORD} {event} {option}"), "-c 100000", scale),
-        figures: |row| {
-            Ok(vec![figure(
-                "guest_us_per_sample",
-                us_per_sample(row)?,
-                "us",
-            )])
-        },
-    }
+    let command = timed(&format!("{RECORD} {event} {option}"), "-c 100000", scale);
+    part("time", command, |row| Ok(vec![sample_cost(row)?]))
 }
 
 /// Profiles by several periods, each and together: a single one can beat with the workload's loops.
@@ -176,20 +167,17 @@ fn profile(event: &str) -> Part {
              END {{ for (name in n) print \"samples:{period}:\" name, n[name]; print \"samples:{period}\", all }}'"
         )
     };
-    Part {
-        name: "profile",
-        command: format!("{QUIET}{}", PERIODS.map(one).join(" && ")),
-        figures: |row| {
-            let together = difference(row, &PERIODS)?;
-            let each = PERIODS.map(|period| difference(row, &[period]));
-            let each: Vec<f64> = each.into_iter().collect::<Result<_>>()?;
-            let worst = each.into_iter().fold(0.0, f64::max);
-            Ok(vec![
-                figure("largest_share_difference_points", Some(together), "points"),
-                figure("worst_period_difference_points", Some(worst), "points"),
-            ])
-        },
-    }
+    let command = format!("{QUIET}{}", PERIODS.map(one).join(" && "));
+    part("profile", command, |row| {
+        let together = difference(row, &PERIODS)?;
+        let each = PERIODS.map(|period| difference(row, &[period]));
+        let each: Vec<f64> = each.into_iter().collect::<Result<_>>()?;
+        let worst = each.into_iter().fold(0.0, f64::max);
+        Ok(vec![
+            figure("largest_share_difference_points", Some(together), "points"),
+            figure("worst_period_difference_points", Some(worst), "points"),
+        ])
+    })
 }
 
 /// Returns the largest difference of a function's share of the samples of these periods from its weight, in points.
@@ -198,50 +186,42 @@ fn difference(row: &result::Row, periods: &[u32]) -> Result<f64> {
         .iter()
         .map(|period| first(row, &format!("samples:{period}")));
     let all: f64 = all.sum::<Result<f64>>()?;
-    let differences = WEIGHTS.map(|(function, weight)| {
+    Ok(off_weights(|function| {
         let of = |period| first(row, &format!("samples:{period}:{function}")).unwrap_or(0.0);
-        let samples: f64 = periods.iter().map(of).sum();
-        (100.0 * samples / all - weight).abs()
-    });
-    Ok(differences.into_iter().fold(0.0, f64::max))
+        100.0 * periods.iter().map(of).sum::<f64>() / all
+    }))
 }
 
 fn kernel(event: &str, depth: u32) -> Part {
-    Part {
-        name: "kernel",
-        command: format!(
-            "{QUIET}echo 'i=0; while [ $i -lt 60 ]; do /bin/busybox true; i=$((i + 1)); done' > forks && \
-             {RECORD} {event} -b -c 300000 -- sh forks && \
-             perf script -i perf.data -F brstack 2>/dev/null | awk 'NF > 0 {{ n++; full += NF == {depth} }} \
-             END {{ print \"samples\", n; print \"full\", 100 * full / n }}'"
-        ),
-        figures: |row| {
-            let samples = first(row, "samples")?;
-            let exits = per_sample(row, samples, &["follow"]);
-            Ok(vec![
-                figure("samples:kernel", Some(samples), "samples"),
-                figure("exits_per_sample:kernel", exits, "exits"),
-                figure("full_stacks_percent:kernel", Some(first(row, "full")?), "%"),
-            ])
-        },
-    }
+    let command = format!(
+        "{QUIET}echo 'i=0; while [ $i -lt 60 ]; do /bin/busybox true; i=$((i + 1)); done' > forks && \
+         {RECORD} {event} -b -c 300000 -- sh forks && \
+         perf script -i perf.data -F brstack 2>/dev/null | awk 'NF > 0 {{ n++; full += NF == {depth} }} \
+         END {{ print \"samples\", n; print \"full\", 100 * full / n }}'"
+    );
+    part("kernel", command, |row| {
+        let samples = first(row, "samples")?;
+        let exits = per_sample(row, samples, &["follow"]);
+        Ok(vec![
+            figure("samples:kernel", Some(samples), "samples"),
+            figure("exits_per_sample:kernel", exits, "exits"),
+            figure("full_stacks_percent:kernel", Some(first(row, "full")?), "%"),
+        ])
+    })
 }
 
 /// Samples without branches.
 fn plain() -> Part {
-    Part {
-        name: "plain",
-        command: format!("{QUIET}{RECORD} {CYCLES} -c 100000 -- workload --scale 3000"),
-        figures: |row| {
-            let samples = row.run.samples.unwrap_or(0) as f64;
-            let exits = row.run.pmu_exits().map(|count| count as f64 / samples);
-            let exits = exits.filter(|_| samples > 0.0);
-            Ok(vec![
-                figure("samples", Some(samples), "samples"),
-                figure("exits_per_sample", exits, "exits"),
-            ])
-        },
-    }
+    let command = format!("{QUIET}{RECORD} {CYCLES} -c 100000 -- workload --scale 3000");
+    part("plain", command, |row| {
+        let samples = row.run.samples.unwrap_or(0) as f64;
+        let exits = row.run.pmu_exits().map(|count| count as f64 / samples);
+        let exits = exits.filter(|_| samples > 0.0);
+        Ok(vec![
+            figure("samples", Some(samples), "samples"),
+            figure("exits_per_sample", exits, "exits"),
+        ])
+    })
 }
 
 /// Returns exits of these kinds for each sample.
@@ -264,20 +244,12 @@ fn of_fixed(row: &result::Row) -> Result<Vec<Figure>> {
         "msr:read:0xc00103",
     ];
     let samples = row.run.samples.unwrap_or(0) as f64;
-    let full = first(row, "full")?;
+    let exits = |kinds| per_sample(row, samples, kinds);
     Ok(vec![
         figure("samples", Some(samples), "samples"),
-        figure(
-            "exits_per_sample",
-            per_sample(row, samples, &["follow"]),
-            "exits",
-        ),
-        figure(
-            "reads_per_sample",
-            per_sample(row, samples, &READS),
-            "exits",
-        ),
-        figure("full_stacks_percent", Some(full), "%"),
+        figure("exits_per_sample", exits(&["follow"]), "exits"),
+        figure("reads_per_sample", exits(&READS), "exits"),
+        figure("full_stacks_percent", Some(first(row, "full")?), "%"),
         figure("skipped_samples", Some(first(row, "skipped")?), "samples"),
         figure("checked_branches", Some(first(row, "checked")?), "branches"),
         figure("wrong_branches", Some(first(row, "wrong")?), "branches"),
