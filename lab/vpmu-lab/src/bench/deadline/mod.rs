@@ -11,8 +11,6 @@
 mod read;
 mod stats;
 
-use std::fmt;
-
 use stats::Stats;
 
 use super::{Bench, Context, Row};
@@ -49,76 +47,49 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// The sides that decide about writes of the timer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
-#[strum(serialize_all = "kebab-case")]
-enum Mode {
-    Plain,
-    Paravirtual,
-    GuestOnly,
-}
-
-impl Mode {
-    const ALL: [Self; 3] = [Self::Plain, Self::Paravirtual, Self::GuestOnly];
-
-    /// Returns the module's name of the mode.
-    fn name(self) -> &'static str {
-        self.into()
-    }
-}
+/// The sides that decide about writes of the timer, by the module's names of them.
+const MODES: [&str; 3] = [PLAIN, "paravirtual", "guest-only"];
+const PLAIN: &str = "plain";
 
 /// The guest's work during a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Workload {
-    /// TCP request/response between two vCPUs with reads that block, as published.
-    RequestResponse,
-    /// Two processes and a pipe.
-    Pipe,
-    /// No work, for ten seconds.
-    Idle,
-    /// A vCPU sleeps a millisecond, again and again. The workload gives deadlines that cannot be
-    /// saved, and the latency of many deadlines. The other vCPU does nothing, as the host's one
-    /// processor has no time for both at once.
-    Sleep,
+struct Workload {
+    /// The end of the figures' names.
+    suffix: &'static str,
+    command: &'static str,
 }
 
 impl Workload {
-    const ALL: [Self; 4] = [Self::RequestResponse, Self::Pipe, Self::Idle, Self::Sleep];
+    const ALL: [Self; 4] = [REQUEST_RESPONSE, PIPE, IDLE, SLEEP];
 
-    /// Returns the end of the figures' names.
-    fn suffix(self) -> &'static str {
-        match self {
-            Self::RequestResponse => "",
-            Self::Pipe => ":pipe",
-            Self::Idle => ":idle",
-            Self::Sleep => ":sleep",
-        }
-    }
-
-    fn command(self) -> &'static str {
-        match self {
-            Self::RequestResponse => "/root/ping_pong 1500 0 1",
-            Self::Pipe => "perf bench sched pipe -l 800",
-            Self::Idle => "sleep 10",
-            Self::Sleep => "/root/sleepers 1000 1000 1",
-        }
+    const fn new(suffix: &'static str, command: &'static str) -> Self {
+        Self { suffix, command }
     }
 }
+
+/// TCP request/response between two vCPUs with reads that block, as published.
+const REQUEST_RESPONSE: Workload = Workload::new("", "/root/ping_pong 1500 0 1");
+const PIPE: Workload = Workload::new(":pipe", "perf bench sched pipe -l 800");
+const IDLE: Workload = Workload::new(":idle", "sleep 10");
+/// A vCPU sleeps a millisecond, again and again. The workload gives deadlines that cannot be
+/// saved, and the latency of many deadlines. The other vCPU does nothing, as the host's one
+/// processor has no time for both at once.
+const SLEEP: Workload = Workload::new(":sleep", "/root/sleepers 1000 1000 1");
 
 /// The workloads of each boot. More in one boot would run into QEMU's repeated
 /// interrupt (docs/figures/qemu.md). The published workload, which has few interrupts,
 /// runs in several boots.
 const BOOTS: [&[Workload]; 4] = [
-    &[Workload::RequestResponse],
-    &[Workload::Pipe, Workload::Idle, Workload::Sleep],
-    &[Workload::RequestResponse],
-    &[Workload::RequestResponse],
+    &[REQUEST_RESPONSE],
+    &[PIPE, IDLE, SLEEP],
+    &[REQUEST_RESPONSE],
+    &[REQUEST_RESPONSE],
 ];
 
 /// One boot of the machine.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
-    mode: Mode,
+    mode: &'static str,
     boot: usize,
 }
 
@@ -126,18 +97,16 @@ impl Cell {
     fn workloads(self) -> &'static [Workload] {
         BOOTS[self.boot]
     }
-}
 
-impl fmt::Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.mode.name(), self.boot)
+    fn name(self) -> String {
+        format!("{}-{}", self.mode, self.boot)
     }
 }
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let module = Modules::prepare(Kernel::Bookworm, context.session)?;
     let cells: Vec<Cell> = (0..BOOTS.len())
-        .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
+        .flat_map(|boot| MODES.map(|mode| Cell { mode, boot }))
         .collect();
     let all = parallel::map(&cells, parallel::processors(), |&cell| {
         boot(context, &module, cell)
@@ -148,22 +117,22 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 
 /// Adds each workload's figures of each mode, and those of the lazy modes in relation to plain.
 /// A workload that was not measured has no figures.
-fn figures(all: &[(Mode, Workload, Stats)]) -> Vec<Row> {
+fn figures(all: &[(&'static str, Workload, Stats)]) -> Vec<Row> {
     let mut rows = Vec::new();
     for workload in Workload::ALL {
-        let of = |mode: Mode| {
+        let of = |mode: &str| {
             all.iter()
                 .filter(|(of, what, _)| *of == mode && *what == workload)
                 .fold(Stats::default(), |sum, (.., stats)| sum.and(stats))
         };
-        let sums = Mode::ALL.map(|mode| (mode, of(mode)));
+        let sums = MODES.map(|mode| (mode, of(mode)));
         let measured = || sums.iter().filter(|(_, stats)| stats.has_boots());
         for (mode, stats) in measured() {
-            rows.extend(stats.rows(mode.name(), workload.suffix()));
+            rows.extend(stats.rows(mode, workload.suffix));
         }
-        if let Some((_, plain)) = measured().find(|(mode, _)| *mode == Mode::Plain) {
-            for (mode, stats) in measured().filter(|(mode, _)| *mode != Mode::Plain) {
-                rows.extend(stats.against(plain, mode.name(), workload.suffix()));
+        if let Some((_, plain)) = measured().find(|(mode, _)| *mode == PLAIN) {
+            for (mode, stats) in measured().filter(|(mode, _)| *mode != PLAIN) {
+                rows.extend(stats.against(plain, mode, workload.suffix));
             }
         }
     }
@@ -171,7 +140,7 @@ fn figures(all: &[(Mode, Workload, Stats)]) -> Vec<Row> {
 }
 
 /// The counts of one boot, for each workload.
-type Measured = Vec<(Mode, Workload, Stats)>;
+type Measured = Vec<(&'static str, Workload, Stats)>;
 
 fn boot(context: &Context<'_>, module: &Modules, cell: Cell) -> Result<Measured> {
     let mut request = Request {
@@ -185,16 +154,15 @@ fn boot(context: &Context<'_>, module: &Modules, cell: Cell) -> Result<Measured>
     request.machine.vcpus = 2;
     request.machine.memory = 512;
     let design = Design::from(Pmu::Emulated);
-    let task = context.session.progress.task(&cell.to_string());
-    let rows = context.compare_as(request, &cell.to_string(), &[design], &script(cell))?;
-    task.done();
+    let _task = context.session.progress.task(&cell.name());
+    let rows = context.compare_as(request, &cell.name(), &[design], &script(cell))?;
     measured(cell, &rows[0].run, &rows[0].output).ok_or_else(|| rows[0].failed())
 }
 
 /// Writes the guest's script. It resets the module's counters just before the host's
 /// and reads them just after the host's. It leaves the host some time after each part.
 fn script(cell: Cell) -> String {
-    let mode = cell.mode.name();
+    let mode = cell.mode;
     let mut script = format!(
         "exec 2>&1\n\
          mount -t debugfs debugfs /sys/kernel/debug && ip link set lo up || exit\n\
@@ -205,7 +173,7 @@ fn script(cell: Cell) -> String {
         50 + cell.boot
     );
     for workload in cell.workloads() {
-        let command = workload.command();
+        let command = workload.command;
         script += &format!(
             "sleep 2; echo > reset\n\
              meter --doorbell --output /tmp/said -- {command} > /tmp/meter || exit\n\
@@ -242,7 +210,7 @@ mod tests {
     #[test]
     fn the_guests_script_is_valid_shell() {
         for boot in 0..BOOTS.len() {
-            let mode = Mode::Plain;
+            let mode = PLAIN;
             let status = std::process::Command::new("sh")
                 .args(["-n", "-c", &script(Cell { mode, boot })])
                 .status()
@@ -253,12 +221,9 @@ mod tests {
 
     #[test]
     fn boots_have_names() {
-        let cell = |boot| Cell {
-            mode: Mode::Plain,
-            boot,
-        };
+        let cell = |boot| Cell { mode: PLAIN, boot };
         assert!(script(cell(0)).contains("mode=plain"));
-        assert_eq!(cell(2).to_string(), "plain-2");
+        assert_eq!(cell(2).name(), "plain-2");
     }
 
     #[test]
