@@ -13,7 +13,7 @@ use vpmu_lab::image::cache::Session;
 use vpmu_lab::report::markdown::markdown as page_of;
 use vpmu_lab::report::table;
 use vpmu_lab::spec::design::{Backing, Model};
-use vpmu_lab::{Error, Result};
+use vpmu_lab::{Result, usage};
 
 use crate::print::print;
 use crate::values::choice;
@@ -50,10 +50,9 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
             &options.qemu,
         ];
         if options.model.is_some() || files.into_iter().any(Option::is_some) {
-            return Err(Error::Usage(
-                "--model, --json, --markdown, --keep and --qemu are about a bench: give its name"
-                    .to_owned(),
-            ));
+            return usage(
+                "--model, --json, --markdown, --keep and --qemu are about a bench: give its name",
+            );
         }
         let list = BENCHES
             .iter()
@@ -61,14 +60,11 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
         print(&list.collect::<String>())?;
         return Ok(ExitCode::SUCCESS);
     };
-    let bench = BENCHES
-        .iter()
-        .find(|bench| bench.name == *name)
-        .ok_or_else(|| {
-            Error::Usage(format!(
-                "no bench is called {name}; `vpmu bench` lists them"
-            ))
-        })?;
+    let Some(bench) = BENCHES.iter().find(|bench| bench.name == *name) else {
+        return usage(format!(
+            "no bench is called {name}; `vpmu bench` lists them"
+        ));
+    };
     for path in options.json.iter().chain(&options.markdown) {
         check_writable(path)?;
     }

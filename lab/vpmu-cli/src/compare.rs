@@ -10,7 +10,7 @@ use vpmu_lab::report::table;
 use vpmu_lab::run::compare::Comparison;
 use vpmu_lab::run::{self, Lab};
 use vpmu_lab::spec::design::{Pmu, Policy};
-use vpmu_lab::{Error, Result};
+use vpmu_lab::{Result, usage};
 
 use crate::FAILED;
 use crate::options::{Guest, check_policies, designs};
@@ -28,16 +28,10 @@ pub(crate) fn compare(
     let request = guest.request();
     check_policies(pmus, !policies.is_empty())?;
     if request.command.is_none() {
-        return Err(Error::Usage(
-            "nothing to compare: give a command after --".to_owned(),
-        ));
+        return usage("nothing to compare: give a command after --");
     }
-    let spec = request.check(&designs(
-        guest.arch,
-        pmus,
-        policies,
-        guest.vmm.vmm.is_some(),
-    ))?;
+    let has_vmm = guest.vmm.vmm.is_some();
+    let spec = request.check(&designs(guest.arch, pmus, policies, has_vmm))?;
     run::check(&spec)?;
     guest.check_outputs()?;
     let session = Session::new(cancel, Progress::stderr())?;
@@ -48,11 +42,9 @@ pub(crate) fn compare(
     let shown = show(&comparison);
     guest.write(runs)?;
     shown?;
-    let failed = !comparison.failures.is_empty();
-    Ok(if failed {
-        ExitCode::from(FAILED)
-    } else {
-        ExitCode::SUCCESS
+    Ok(match comparison.failures.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => FAILED.into(),
     })
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::thread;
 
 use vpmu_lab::host::qemu::Qemu;
-use vpmu_lab::host::tool::{SETPRIV_FIX, is_installed};
+use vpmu_lab::host::tool::{SETPRIV, Tool};
 use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::debian::{self, Pool, RELEASE, Selection, apt, sources};
 use vpmu_lab::image::{artifacts, images, module};
@@ -43,9 +43,9 @@ pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
     let chosen = Qemu::chosen(folder);
     let mut lines = vec![
         qemu(arch, &chosen),
-        tool("setpriv", SETPRIV_FIX),
-        tool(sources::APT_GET.program, sources::APT_GET.fix),
-        tool(debian::DPKG_DEB.program, debian::DPKG_DEB.fix),
+        tool(&SETPRIV),
+        tool(&sources::APT_GET),
+        tool(&debian::DPKG_DEB),
         keyring(),
         mirror(),
         cache(),
@@ -61,8 +61,8 @@ pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
             beside(artifacts::VMM),
             optional(beside(artifacts::REPROGRAM)),
             // For `bench deadline`.
-            optional(tool(module::COMPILER.program, module::COMPILER.fix)),
-            optional(tool(module::MAKE.program, module::MAKE.fix)),
+            optional(tool(&module::COMPILER)),
+            optional(tool(&module::MAKE)),
         ]),
     }
     lines.extend([cores(), memory(), kvm(arch), perf(arch)]);
@@ -150,21 +150,18 @@ fn qemu(arch: Arch, qemu: &Qemu) -> Line {
     }
 }
 
-fn tool(program: &'static str, fix: &str) -> Line {
-    if is_installed(program) {
-        ok(program, "installed")
-    } else {
-        missing(program, "not installed", fix)
+fn tool(tool: &Tool) -> Line {
+    match tool.is_installed() {
+        true => ok(tool.program, "installed"),
+        false => missing(tool.program, "not installed", tool.fix),
     }
 }
 
 fn keyring() -> Line {
     let subject = "Debian's keys";
-    if Path::new(apt::KEYRING).exists() {
-        ok(subject, apt::KEYRING)
-    } else {
-        let fix = "apt-get install debian-archive-keyring";
-        missing(subject, "not installed", fix)
+    match Path::new(apt::KEYRING).exists() {
+        true => ok(subject, apt::KEYRING),
+        false => missing(subject, "not installed", apt::KEYRING_FIX),
     }
 }
 

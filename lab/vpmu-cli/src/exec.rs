@@ -13,7 +13,7 @@ use std::process::{self, ExitCode};
 use clap::{Args, ValueEnum};
 use vpmu_lab::image::{artifacts, elf};
 use vpmu_lab::spec::design::{Freeze, Model, Policy};
-use vpmu_lab::{Error, Result};
+use vpmu_lab::{Error, Result, usage};
 
 use crate::values::choice;
 
@@ -91,10 +91,6 @@ enum Backing {
     Hardware,
     /// The time of the vCPU's thread: cycles only
     Clock,
-}
-
-fn usage<T>(text: impl Into<String>) -> Result<T> {
-    Err(Error::Usage(text.into()))
 }
 
 /// Refuses a program, with the way out.

@@ -364,9 +364,7 @@ fn package(text: &str) -> Result<String, String> {
 /// A policy is about host events, which only our x86 VMM has.
 pub(crate) fn check_policies(pmus: &[Pmu], given: bool) -> vpmu_lab::Result<()> {
     if given && !pmus.is_empty() && !pmus.contains(&Pmu::Emulated) {
-        return Err(vpmu_lab::Error::Usage(
-            "--policy is about --arch x86_64 --pmu emulated".to_owned(),
-        ));
+        return vpmu_lab::usage("--policy is about --arch x86_64 --pmu emulated");
     }
     Ok(())
 }

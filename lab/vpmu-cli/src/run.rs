@@ -13,7 +13,7 @@ use vpmu_lab::report::table;
 use vpmu_lab::run::{self, Lab, Sink, Stage};
 use vpmu_lab::spec::Payload;
 use vpmu_lab::spec::design::{Pmu, Policy};
-use vpmu_lab::{Error, Result};
+use vpmu_lab::{Result, usage};
 
 use crate::options::{Guest, check_policies, designs};
 
@@ -25,9 +25,7 @@ pub(crate) fn run(
 ) -> Result<ExitCode> {
     let request = guest.request();
     if request.command.is_none() && (guest.json.is_some() || guest.html.is_some()) {
-        return Err(Error::Usage(
-            "--json and --html hold a command's figures: give a command after --".to_owned(),
-        ));
+        return usage("--json and --html hold a command's figures: give a command after --");
     }
     check_policies(&[pmu], policy.is_some())?;
     let spec = request.check(&designs(guest.arch, &[pmu], policy.as_slice(), false))?;

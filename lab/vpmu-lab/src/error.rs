@@ -84,23 +84,13 @@ pub enum Error {
         /// The problem, and the file to give instead.
         problem: String,
     },
-    /// A program that runs inside the guest was not built.
-    #[error(
-        "{file} was not found in {searched}; build it with script/setup, or set VPMU_GUEST_DIR"
-    )]
+    /// A program of this project was not built.
+    #[error("{file} was not found {place}")]
     MissingArtifact {
         /// Its file name.
         file: &'static str,
-        /// The folders that were searched.
-        searched: String,
-    },
-    /// A program that is built together with `vpmu` is not beside it.
-    #[error("{file} was not found beside vpmu in {searched}; build both with script/setup")]
-    MissingProgramBeside {
-        /// Its file name.
-        file: &'static str,
-        /// The folders that were searched.
-        searched: String,
+        /// The folders that were searched, and the way to build it.
+        place: String,
     },
     /// Options that do not go together.
     #[error("{0}")]
@@ -195,6 +185,15 @@ impl Failure {
 /// The lab's results.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Refuses options that do not go together.
+///
+/// # Errors
+///
+/// Always.
+pub fn usage<T>(text: impl Into<String>) -> Result<T> {
+    Err(Error::Usage(text.into()))
+}
+
 impl Error {
     /// Returns what kept a guest from a good end, where that is the error.
     pub fn failure(&self) -> Option<&Failure> {
@@ -202,6 +201,12 @@ impl Error {
             Self::Guest { failure, .. } => Some(failure),
             _ => None,
         }
+    }
+
+    /// Makes the error of a program that `fix` installs.
+    pub(crate) fn missing(program: impl Into<String>, fix: &'static str) -> Self {
+        let program = program.into();
+        Self::MissingProgram { program, fix }
     }
 
     /// Makes an error of an operation on `path`, for `map_err`.

@@ -23,4 +23,4 @@ pub mod report;
 pub mod run;
 pub mod spec;
 
-pub use error::{Error, Failure, Result};
+pub use error::{Error, Failure, Result, usage};

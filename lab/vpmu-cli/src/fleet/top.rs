@@ -16,7 +16,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap
 use ratatui::{DefaultTerminal, Frame};
 use serde_json::{Value, json};
 use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::{Error, Result};
+use vpmu_lab::{Error, Result, usage};
 
 use super::{NONE, Row, Span, rows};
 use crate::print::print;
@@ -57,10 +57,9 @@ pub(crate) fn top(options: &Top, cancel: &Cancel) -> Result<ExitCode> {
         return once(options, cancel);
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return Err(Error::Usage(
-            "a live table needs a terminal: --once prints one, --once --json for programs"
-                .to_owned(),
-        ));
+        return usage(
+            "a live table needs a terminal: --once prints one, --once --json for programs",
+        );
     }
     let mut view = View::new(rows()?);
     // Also makes a panic restore the terminal.

@@ -13,7 +13,7 @@ use crate::image::theirs::{self, TheirProgram, Values};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
 use crate::spec::{Guest, Machine, Payload, TheirVmm, Time, Vmm};
-use crate::{Error, Failure, Result};
+use crate::{Failure, Result, usage};
 use vpmu_measure::{Host, Record};
 
 /// Memory that a KVM host needs beside its guest's, MiB: its own file tree,
@@ -139,7 +139,7 @@ impl Backend for Nested<'_> {
         match self.vmm {
             Vmm::Stock => {}
             Vmm::Mediated if self.machine.has_pmu() || self.machine.cpu.is_some() => {}
-            Vmm::Mediated => return Err(Error::Usage(NO_PMU.to_owned())),
+            Vmm::Mediated => return usage(NO_PMU),
             Vmm::Exec(_) => drop(artifacts::find_preload()?),
             Vmm::Patched(_) => drop(artifacts::find_patched_qemu()?),
             Vmm::Ours(_) => drop(artifacts::find_beside(artifacts::VMM)?),

@@ -13,7 +13,7 @@ use crate::host::cancel::Cancel;
 use crate::host::qemu::X86_PMU;
 use crate::spec::Machine;
 use crate::spec::arch::Arch;
-use crate::{Error, Result};
+use crate::{Result, usage};
 
 /// The processor model with every feature that QEMU emulates.
 const MAX: &str = "max";
@@ -32,9 +32,9 @@ pub(super) fn check(machine: &Machine) -> Result<()> {
         return Ok(());
     }
     let program = tool.program;
-    Err(Error::Usage(format!(
+    usage(format!(
         "--cpu {cpu}: {program} has no such model; `{program} -cpu help` lists its models"
-    )))
+    ))
 }
 
 /// Returns the processor models in the answer to `-cpu help`: the first word of

@@ -37,7 +37,7 @@ use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::command::Command;
 use crate::spec::design::{Backing, Design, Model, Pmu, Policy};
-use crate::{Error, Result};
+use crate::{Result, usage};
 
 /// One published experiment.
 #[derive(Debug)]
@@ -113,9 +113,7 @@ impl Bench {
         session: &Session<'_>,
     ) -> Result<(Report, Vec<String>)> {
         if model.is_some() && !self.has_models {
-            return Err(Error::Usage(
-                "--model is about the benches exits, lbr, rings, sampling and paused".to_owned(),
-            ));
+            return usage("--model is about the benches exits, lbr, rings, sampling and paused");
         }
         let context = Context {
             name: self.name,

@@ -9,7 +9,7 @@ use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Model, Pebs, Pmu, Policy};
-use crate::{Error, Result};
+use crate::{Result, usage};
 
 pub(super) const BENCH: Bench = Bench {
     name: "peers",
@@ -153,11 +153,10 @@ fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     if !context.qemu.has_x86_pmu() {
-        return Err(Error::Usage(
+        return usage(
             "bench peers needs a processor with counters, which this QEMU does not emulate: script/qemu builds one that \
-             does, and --qemu or VPMU_QEMU takes its folder"
-                .to_owned(),
-        ));
+             does, and --qemu or VPMU_QEMU takes its folder",
+        );
     }
     let mut rows = Vec::new();
     for mode in &MODES {

@@ -85,10 +85,10 @@ impl Qemu {
         }
         let program = self.program(tool);
         if !program.is_file() {
-            return Err(Error::MissingProgram {
-                program: program.display().to_string(),
-                fix: "script/qemu builds a QEMU and says its folder; without --qemu and VPMU_QEMU, Debian's runs",
-            });
+            return Err(Error::missing(
+                program.display().to_string(),
+                "script/qemu builds a QEMU and says its folder; without --qemu and VPMU_QEMU, Debian's runs",
+            ));
         }
         bound_to_us(&program)
     }

@@ -11,8 +11,12 @@ use crate::error::NO_SPACE;
 use crate::host::cancel::Cancel;
 use crate::{Error, Result};
 
-/// The command that installs setpriv.
-pub const SETPRIV_FIX: &str = "apt-get install util-linux";
+/// The program by which others end with vpmu.
+pub const SETPRIV: Tool = Tool {
+    program: "setpriv",
+    fix: "apt-get install util-linux",
+    hint: "",
+};
 
 const POLL: Duration = Duration::from_millis(50);
 
@@ -32,13 +36,21 @@ impl Tool {
     /// Returns a command line to add arguments to. The kernel ends the program
     /// when vpmu is killed: an orphaned apt-get would hold its locks.
     pub(crate) fn command(&self) -> Result<Command> {
-        if !is_installed(self.program) {
-            return Err(Error::MissingProgram {
-                program: self.program.to_owned(),
-                fix: self.fix,
-            });
-        }
+        self.check()?;
         bound_to_us(Path::new(self.program))
+    }
+
+    /// Checks that the program is installed.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.is_installed() {
+            true => Ok(()),
+            false => Err(Error::missing(self.program, self.fix)),
+        }
+    }
+
+    /// Tells whether the program is in `PATH`.
+    pub fn is_installed(&self) -> bool {
+        first_with(&path(), self.program).is_some()
     }
 
     /// Runs the program, calls `tick` now and then, and returns its standard output.
@@ -115,23 +127,13 @@ impl Tool {
 
 /// Returns a command line for a program that the kernel ends when vpmu is killed.
 pub(crate) fn bound_to_us(program: &Path) -> Result<Command> {
-    if !is_installed("setpriv") {
-        return Err(Error::MissingProgram {
-            program: "setpriv".to_owned(),
-            fix: SETPRIV_FIX,
-        });
-    }
-    let mut command = Command::new("setpriv");
+    SETPRIV.check()?;
+    let mut command = Command::new(SETPRIV.program);
     command
         .args(["--pdeathsig", "KILL", "--"])
         .arg(program)
         .stdin(Stdio::null());
     Ok(command)
-}
-
-/// Tells whether a program is in `PATH`.
-pub fn is_installed(program: &str) -> bool {
-    first_with(&path(), program).is_some()
 }
 
 /// Returns the folders of `PATH`.
@@ -193,8 +195,8 @@ mod tests {
             error.to_string(),
             "vpmu-no-such-program is not installed; install it"
         );
-        assert!(!is_installed(tool.program));
-        assert!(is_installed("sh"));
+        assert!(!tool.is_installed());
+        assert!(SHELL.is_installed());
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
     first_with(&folders, file).ok_or_else(|| {
         let searched = folders.iter().map(|folder| folder.display().to_string());
         let searched = searched.collect::<Vec<_>>().join(" and ");
-        Error::MissingArtifact { file, searched }
+        let place = format!("in {searched}; build it with script/setup, or set VPMU_GUEST_DIR");
+        Error::MissingArtifact { file, place }
     })
 }
 
@@ -61,7 +62,8 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
     first_with(&folders, file).ok_or_else(|| {
         let searched = folders.first().map(|folder| folder.display().to_string());
         let searched = searched.unwrap_or_default();
-        Error::MissingProgramBeside { file, searched }
+        let place = format!("beside vpmu in {searched}; build both with script/setup");
+        Error::MissingArtifact { file, place }
     })
 }
 
@@ -71,10 +73,8 @@ pub(crate) fn find_patched_qemu() -> Result<PathBuf> {
         Some(folder) => vec![folder.into()],
         None => path(),
     };
-    first_with(&folders, PATCHED_QEMU).ok_or_else(|| Error::MissingProgram {
-        program: PATCHED_QEMU.to_owned(),
-        fix: "script/qemu --vpmu builds it; VPMU_PATCHED_QEMU takes the folder that it says",
-    })
+    let fix = "script/qemu --vpmu builds it; VPMU_PATCHED_QEMU takes the folder that it says";
+    first_with(&folders, PATCHED_QEMU).ok_or_else(|| Error::missing(PATCHED_QEMU, fix))
 }
 
 /// Returns the library that `vpmu exec` puts into VMMs: beside `vpmu`, or in an installation's `lib/vpmu`.

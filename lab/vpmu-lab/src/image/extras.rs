@@ -7,7 +7,7 @@ use super::kernel_module::{self, ModuleFiles};
 use crate::image::cache::{RunDir, Session};
 use crate::image::debian::{Pool, Selection};
 use crate::spec::{Spec, Work};
-use crate::{Error, Result};
+use crate::{Result, usage};
 
 /// Unpacked for one run, and gone with it.
 #[derive(Debug)]
@@ -52,9 +52,9 @@ impl Extras {
             let tree = ModuleFiles::of(&root)?;
             for name in &work.modules {
                 if !tree.add(name, &mut modules)? {
-                    return Err(Error::Usage(format!(
+                    return usage(format!(
                         "--module {name}: the guest's kernel has no module of this name"
-                    )));
+                    ));
                 }
             }
         }

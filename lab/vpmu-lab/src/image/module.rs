@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use super::kernel_module::find_kernel;
 use crate::host::cancel::Cancel;
-use crate::host::tool::{Tool, is_installed};
+use crate::host::tool::Tool;
 use crate::image::cache::Session;
 use crate::image::debian::{Pool, Selection};
 use crate::spec::arch::Arch;
-use crate::{Error, Result};
+use crate::{Error, Result, usage};
 
 /// A kernel that the modules are built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,20 +119,12 @@ impl Modules {
     /// architecture.
     pub fn check() -> Result<()> {
         if !cfg!(target_arch = "x86_64") {
-            return Err(Error::Usage(
-                "modules for guests are built by an x86-64 machine's own compiler; use one"
-                    .to_owned(),
-            ));
+            return usage(
+                "modules for guests are built by an x86-64 machine's own compiler; use one",
+            );
         }
-        for tool in [COMPILER, MAKE] {
-            if !is_installed(tool.program) {
-                return Err(Error::MissingProgram {
-                    program: tool.program.to_owned(),
-                    fix: tool.fix,
-                });
-            }
-        }
-        Ok(())
+        COMPILER.check()?;
+        MAKE.check()
     }
 
     /// Returns the modules for `kernel`, built first when they are missing.

@@ -12,7 +12,7 @@ use super::program::{LOADER, Library, libraries};
 use crate::image::archive::{Archive, add_file};
 use crate::spec::arch::Arch;
 use crate::spec::{Payload, TheirVmm};
-use crate::{Error, Result};
+use crate::{Error, Result, usage};
 
 /// The folder of the VMM and its files in the KVM host.
 const FOLDER: &str = "vmm";
@@ -169,7 +169,6 @@ fn mentions(vmm: &TheirVmm, placeholder: &str) -> Result<bool> {
 
 /// Checks that the VMM's words name what the guest boots, and nothing that it lacks.
 pub(crate) fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
-    let usage = |text: String| Err(Error::Usage(text));
     let ways = "in a --vmm-arg, or in a --vmm-file";
     if !mentions(vmm, KERNEL)? && !mentions(vmm, UNPACKED)? {
         return usage(format!(

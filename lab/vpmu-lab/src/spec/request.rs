@@ -13,7 +13,7 @@ use super::disk::Disk;
 use super::profile::ProfileRequest;
 use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
 use crate::host::qemu::Qemu;
-use crate::{Error, Result};
+use crate::{Error, Result, usage};
 
 /// The least memory that holds a guest's file tree, MiB.
 const LEAST_MEMORY: u32 = 384;
@@ -81,10 +81,6 @@ pub struct Request {
     pub boot_timeout: Duration,
     /// The folder for logs, with a folder for each design.
     pub keep: Option<PathBuf>,
-}
-
-fn usage<T>(text: impl Into<String>) -> Result<T> {
-    Err(Error::Usage(text.into()))
 }
 
 impl Request {

@@ -16,6 +16,9 @@ use crate::{Error, Result};
 /// The keys of Debian's archive, from the package of the same name.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
+/// The command that installs the keys.
+pub const KEYRING_FIX: &str = "apt-get install debian-archive-keyring";
+
 /// One package as the signed index describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Package {
@@ -40,10 +43,8 @@ impl Apt {
     pub(crate) fn new(folder: &Path, release: &str, architecture: &str) -> Result<Self> {
         let mirror = sources::mirror().ok_or(Error::NoMirror)?;
         if !Path::new(KEYRING).exists() {
-            return Err(Error::MissingProgram {
-                program: format!("{KEYRING} of debian-archive-keyring"),
-                fix: "apt-get install debian-archive-keyring",
-            });
+            let keyring = format!("{KEYRING} of debian-archive-keyring");
+            return Err(Error::missing(keyring, KEYRING_FIX));
         }
         for part in ["lists/partial", "cache/archives/partial"] {
             let path = folder.join(part);

@@ -76,7 +76,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::host::tool::is_installed;
 
     fn line(address: &str, suite: &str) -> String {
         format!("'{address}/dists/{suite}/InRelease' file 0 \n")
@@ -104,7 +103,7 @@ mod tests {
     /// Checks both formats of sources.list(5), read by apt, without an index.
     #[test]
     fn apt_reads_its_sources() {
-        if !is_installed(APT_GET.program) {
+        if !APT_GET.is_installed() {
             eprintln!("skipped: no apt-get");
             return;
         }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::{LEAST_MEMORY, Request, usage};
-use crate::Result;
+use super::{LEAST_MEMORY, Request};
 use crate::spec::SecondPayload;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
+use crate::{Result, usage};
 
 /// The room for a second guest's command line in the monitor's head, less the lab's own words.
 const MOST_WORDS: usize = 1400;

@@ -1,10 +1,10 @@
 //! The part of a request that is about the VMM of an x86-64 guest: this project's, or the user's.
 
-use super::{Request, has_model, usage};
-use crate::Result;
+use super::{Request, has_model};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Freeze, Lbr, Model, Pebs, Pmu};
 use crate::spec::{OurVmm, TheirVmm, Vmm, Way, disturbance};
+use crate::{Result, usage};
 
 /// The most memory that vpmu-vmm's memory map has, MiB.
 const MOST_VMM_MEMORY: u32 = 3 << 10;
