@@ -179,7 +179,7 @@ fn mirror() -> Line {
 
 fn cache() -> Line {
     match Cache::open().and_then(|cache| cache.run_dir().map(|_| cache)) {
-        Ok(cache) => ok("cache folder", cache.root().display().to_string()),
+        Ok(cache) => ok("cache folder", cache.root.display().to_string()),
         Err(error) => missing(
             "cache folder",
             error.to_string(),
@@ -192,7 +192,7 @@ fn disk() -> Line {
     let subject = "disk space";
     let free = Cache::open()
         .ok()
-        .and_then(|cache| rustix::fs::statvfs(cache.root()).ok())
+        .and_then(|cache| rustix::fs::statvfs(&cache.root).ok())
         .map(|disk| (disk.f_bavail * disk.f_frsize) >> 20);
     match free {
         Some(free) if free >= DISK_MIB => ok(subject, format!("{free} MiB free")),

@@ -23,7 +23,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// The cache in `$XDG_CACHE_HOME/vpmu` or `~/.cache/vpmu`.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    root: PathBuf,
+    /// The folder itself.
+    pub root: PathBuf,
 }
 
 /// What everything works with that takes long, and keeps what it makes.
@@ -75,11 +76,6 @@ impl Cache {
             .filter(|path| path.is_absolute())
             .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")))
             .map(|folder| folder.join("vpmu"))
-    }
-
-    /// Returns the folder itself.
-    pub fn root(&self) -> &Path {
-        &self.root
     }
 
     /// Makes a fresh folder for one run. Removes folders of killed runs first.

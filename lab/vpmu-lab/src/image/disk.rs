@@ -138,11 +138,10 @@ impl BootDisk {
         };
         let folder = pools.folder();
         if !folder.is_dir() {
-            let task = session.progress.task("making the boot disk");
+            let _task = session.progress.task("making the boot disk");
             (pools.kernel).derive(PREFIX, &folder, |scratch, made| {
                 pools.build(images, scratch, made, session.cancel)
             })?;
-            task.done();
         }
         let file = |name: &str| folder.join(name);
         let uefi = match disk.firmware() {

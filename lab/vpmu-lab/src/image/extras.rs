@@ -35,7 +35,7 @@ impl Extras {
         }
         let folder = session.cache.run_dir()?;
         let _lock = session.lock()?;
-        let task = session.progress.task("unpacking packages for the guest");
+        let _task = session.progress.task("unpacking packages for the guest");
         let programs = folder.path().join(PROGRAMS);
         for name in &work.packages {
             let selection = Selection::package(name, spec.machine.arch);
@@ -58,7 +58,6 @@ impl Extras {
                 }
             }
         }
-        task.done();
         Ok(Some(Self { folder, modules }))
     }
 

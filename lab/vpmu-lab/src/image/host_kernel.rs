@@ -28,11 +28,10 @@ impl HostKernel {
         let pool = Pool::fetch(&Selection::kernel(RELEASE), session)?;
         let folder = pool.derived(PREFIX, []);
         if !folder.is_dir() {
-            let task = session.progress.task("unpacking the host's kernel");
+            let _task = session.progress.task("unpacking the host's kernel");
             pool.derive(PREFIX, &folder, |scratch, made| {
                 build(&pool, scratch, made, session.cancel)
             })?;
-            task.done();
         }
         Ok(Self(folder))
     }

@@ -17,7 +17,7 @@ use crate::host::cancel::Cancel;
 use crate::host::files::write_whole;
 use crate::image::archive::Archive;
 use crate::image::cache::{Cache, Session};
-use crate::image::debian::{Pool, Selection};
+use crate::image::debian::{Pool, Selection, is_whole};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -76,12 +76,11 @@ impl Images {
             return Ok(images);
         }
         let pool = Pool::fetch(&Selection::guests(arch), session)?;
-        let task = session.progress.task("building guest images");
+        let _task = session.progress.task("building guest images");
         let folder = pool.derived(PREFIX, [LAYOUT]);
         pool.derive(PREFIX, &folder, |scratch, made| {
             build(&pool, scratch, made, session.cancel)
         })?;
-        task.done();
         Self::in_folder(folder).ok_or_else(|| pool.missing("the images' list"))
     }
 
@@ -92,11 +91,10 @@ impl Images {
     }
 
     fn in_folder(folder: PathBuf) -> Option<Self> {
-        let contents: Index =
-            serde_json::from_slice(&fs::read(folder.join("index.json")).ok()?).ok()?;
-        let whole = contents.sizes.iter().all(|(name, size)| {
-            fs::metadata(folder.join(name)).is_ok_and(|metadata| metadata.len() == *size)
-        });
+        let index = fs::read(folder.join("index.json")).ok()?;
+        let contents: Index = serde_json::from_slice(&index).ok()?;
+        let mut files = contents.sizes.iter();
+        let whole = files.all(|(name, size)| is_whole(&folder.join(name), *size));
         whole.then_some(Self { folder, contents })
     }
 
@@ -232,15 +230,12 @@ fn programs(
         .link("lib", "usr/lib")
         .link("lib64", "usr/lib64")
         .link("usr/bin/sh", "busybox");
-    let paths = names
-        .iter()
-        .map(|name| {
-            fs::canonicalize(tree.join("usr/bin").join(name))
-                .map_err(|_| missing((*name).to_owned()))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    for (name, path) in names.iter().zip(&paths) {
-        archive.copy(&format!("usr/bin/{name}"), 0o755, path);
+    let mut paths = Vec::new();
+    for &name in names {
+        let path = fs::canonicalize(tree.join("usr/bin").join(name));
+        let path = path.map_err(|_| missing(name.to_owned()))?;
+        archive.copy(&format!("usr/bin/{name}"), 0o755, &path);
+        paths.push(path);
     }
     let folders = [arch.libraries(), "usr/lib", "usr/lib64"];
     for (place, path) in elf::closure(tree, &folders, &paths, missing)? {

@@ -143,11 +143,10 @@ impl Modules {
             .chain([&KERNEL, &PMU, &READER])
             .all(|file| folder.join(file).is_file());
         if !whole {
-            let task = session.progress.task("building the guest's modules");
+            let _task = session.progress.task("building the guest's modules");
             pool.derive(PREFIX, &folder, |scratch, made| {
                 build(&pool, scratch, made, session.cancel)
             })?;
-            task.done();
         }
         Ok(Self { folder })
     }

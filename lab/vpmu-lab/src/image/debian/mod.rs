@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use crate::host::cancel::Cancel;
 use crate::host::digest;
 use crate::host::files::write_whole;
-use crate::host::progress::Progress;
 use crate::host::tool::Tool;
 use crate::image::cache::{Cache, Session};
 use crate::spec::arch::Arch;
@@ -182,10 +181,9 @@ impl Pool {
         let text = fs::read(folder.join("manifest.json")).ok()?;
         let manifest: Manifest = serde_json::from_slice(&text).ok()?;
         let fits = manifest.release == selection.release && manifest.wanted == selection.packages;
-        let whole = manifest.packages.iter().all(|package| {
-            fs::metadata(folder.join("packages").join(&package.file))
-                .is_ok_and(|metadata| metadata.len() == package.size)
-        });
+        let packages = folder.join("packages");
+        let mut files = manifest.packages.iter();
+        let whole = files.all(|package| is_whole(&packages.join(&package.file), package.size));
         (fits && whole).then_some(Self {
             arch: selection.arch,
             folder,
@@ -200,35 +198,27 @@ impl Pool {
     ///
     /// When apt is missing or fails, or a file differs from the index.
     pub fn fetch(selection: &Selection, session: &Session<'_>) -> Result<Self> {
-        let Session {
-            cache,
-            cancel,
-            progress,
-        } = session;
-        if let Some(pool) = Self::fetched(cache, selection) {
+        if let Some(pool) = Self::fetched(&session.cache, selection) {
             return Ok(pool);
         }
-        let folder = folder(cache, selection);
+        let folder = folder(&session.cache, selection);
         let packages = folder.join("packages");
         fs::create_dir_all(&packages).map_err(Error::file("create", &packages))?;
 
-        let task = progress.task("reading Debian's package index");
-        let apt = Apt::new(
-            &folder.join("apt"),
-            selection.release,
-            selection.architecture,
-        )?;
-        apt.update(cancel)?;
-        let mut plan = apt.plan(&selection.packages, cancel)?;
+        let task = session.progress.task("reading Debian's package index");
+        let (release, architecture) = (selection.release, selection.architecture);
+        let apt = Apt::new(&folder.join("apt"), release, architecture)?;
+        apt.update(session.cancel)?;
+        let mut plan = apt.plan(&selection.packages, session.cancel)?;
         plan.retain(|package| selection.keep.has(&package.name));
         plan.sort_by(|a, b| a.file.cmp(&b.file));
         task.done();
 
-        download(&apt, &plan, &packages, cancel, progress)?;
+        download(&apt, &plan, &packages, session)?;
         remove_others(&packages, &plan);
         let manifest = Manifest {
-            release: selection.release.to_owned(),
-            architecture: selection.architecture.to_owned(),
+            release: release.to_owned(),
+            architecture: architecture.to_owned(),
             wanted: selection.packages.clone(),
             packages: plan,
         };
@@ -295,57 +285,39 @@ impl Pool {
     pub fn unpack(&self, kind: &str, root: &Path, cancel: &Cancel) -> Result<()> {
         let packages = self.manifest.packages.iter();
         for package in packages.filter(|package| package.name.starts_with(kind)) {
+            let path = self.folder.join("packages").join(&package.file);
+            verify(&path, package)?;
             let mut command = DPKG_DEB.command()?;
-            command.arg("-x").arg(self.verified(package)?).arg(root);
+            command.arg("-x").arg(path).arg(root);
             DPKG_DEB.run(command, cancel, &|| ())?;
         }
         Ok(())
-    }
-
-    /// Checks the contents of a package's file and returns its path.
-    fn verified(&self, package: &Package) -> Result<PathBuf> {
-        let path = self.folder.join("packages").join(&package.file);
-        verify(&path, package)?;
-        Ok(path)
     }
 }
 
 fn folder(cache: &Cache, selection: &Selection) -> PathBuf {
     let (release, purpose) = (selection.release, &selection.purpose);
     let architecture = selection.architecture;
-    cache
-        .root()
-        .join(format!("debian-{release}-{architecture}{purpose}"))
+    let name = format!("debian-{release}-{architecture}{purpose}");
+    cache.root.join(name)
 }
 
 /// Downloads the files that are missing. A file moves into `packages` only after
 /// its digest was found right, so an interrupted download continues with the
 /// files it lacks.
-fn download(
-    apt: &Apt,
-    plan: &[Package],
-    packages: &Path,
-    cancel: &Cancel,
-    progress: &Progress,
-) -> Result<()> {
-    let missing: Vec<Package> = plan
-        .iter()
-        .filter(|package| {
-            fs::metadata(packages.join(&package.file))
-                .map_or(true, |metadata| metadata.len() != package.size)
-        })
-        .cloned()
-        .collect();
+fn download(apt: &Apt, plan: &[Package], packages: &Path, session: &Session<'_>) -> Result<()> {
+    let is_missing = |package: &&Package| !is_whole(&packages.join(&package.file), package.size);
+    let missing: Vec<Package> = plan.iter().filter(is_missing).cloned().collect();
     if missing.is_empty() {
         return Ok(());
     }
     let incoming = temporary(packages.parent().unwrap_or(packages))?;
     let total = missing.iter().map(|package| package.size).sum();
-    let task = progress.bytes("downloading guest packages", total);
+    let task = session.progress.bytes("downloading guest packages", total);
     // The downloads are small, so that finished ones survive an interruption.
     let mut finished = 0;
     for piece in missing.chunks(16) {
-        apt.download(piece, incoming.path(), cancel, &|| {
+        apt.download(piece, incoming.path(), session.cancel, &|| {
             task.set(finished + folder_size(incoming.path()));
         })?;
         for package in piece {
@@ -356,8 +328,12 @@ fn download(
         }
         task.set(finished);
     }
-    task.done();
     Ok(())
+}
+
+/// Tells whether a file is there, with all its bytes.
+pub(super) fn is_whole(path: &Path, size: u64) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.len() == size)
 }
 
 fn verify(path: &Path, package: &Package) -> Result<()> {
@@ -374,19 +350,13 @@ fn verify(path: &Path, package: &Package) -> Result<()> {
 }
 
 fn folder_size(folder: &Path) -> u64 {
-    fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.metadata().ok())
-        .map(|metadata| metadata.len())
-        .sum()
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = files.filter_map(|file| Some(file.metadata().ok()?.len()));
+    sizes.sum()
 }
 
 fn temporary(folder: &Path) -> Result<tempfile::TempDir> {
-    let made = tempfile::Builder::new()
-        .prefix(TEMPORARY)
-        .tempdir_in(folder);
+    let made = tempfile::TempDir::with_prefix_in(TEMPORARY, folder);
     made.map_err(Error::file("write in", folder))
 }
 
@@ -419,11 +389,8 @@ fn remove_folders(folder: &Path, prefix: &str) {
 fn remove_others(packages: &Path, plan: &[Package]) {
     let wanted: BTreeSet<&str> = plan.iter().map(|package| package.file.as_str()).collect();
     for entry in fs::read_dir(packages).into_iter().flatten().flatten() {
-        if !entry
-            .file_name()
-            .to_str()
-            .is_some_and(|name| wanted.contains(name))
-        {
+        let name = entry.file_name();
+        if !name.to_str().is_some_and(|name| wanted.contains(name)) {
             // A file that stays only costs disk space.
             let _ = fs::remove_file(entry.path());
         }
