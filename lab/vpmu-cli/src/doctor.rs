@@ -31,7 +31,8 @@ struct Line {
     fix: String,
 }
 
-#[derive(PartialEq)]
+#[derive(PartialEq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 enum Verdict {
     Ok,
     /// Something works less well, or not at all, but guests run.
@@ -88,12 +89,7 @@ pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = match self.verdict {
-            Verdict::Ok => "ok",
-            Verdict::Note => "note",
-            Verdict::Missing => "missing",
-        };
-        write!(f, "{mark:8} {:18} {}", self.subject, self.found)?;
+        write!(f, "{:8} {:18} {}", self.verdict, self.subject, self.found)?;
         if self.verdict != Verdict::Ok && !self.fix.is_empty() {
             write!(f, "\n{:8} {:18} -> {}", "", "", self.fix)?;
         }
@@ -121,6 +117,17 @@ fn ok(subject: &'static str, found: impl Into<String>) -> Line {
 
 fn note(subject: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Line {
     line(Verdict::Note, subject, found, fix)
+}
+
+/// What is good, or else a note; what is good needs no `fix`.
+fn noted(
+    is_good: bool,
+    subject: &'static str,
+    found: impl Into<String>,
+    fix: impl Into<String>,
+) -> Line {
+    let verdict = if is_good { Verdict::Ok } else { Verdict::Note };
+    line(verdict, subject, found, fix)
 }
 
 fn missing(subject: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Line {
@@ -190,19 +197,17 @@ fn cache() -> Line {
 
 fn disk() -> Line {
     let subject = "disk space";
-    let free = Cache::open()
-        .ok()
-        .and_then(|cache| rustix::fs::statvfs(&cache.root).ok())
-        .map(|disk| (disk.f_bavail * disk.f_frsize) >> 20);
-    match free {
-        Some(free) if free >= DISK_MIB => ok(subject, format!("{free} MiB free")),
-        Some(free) => note(
-            subject,
-            format!("{free} MiB free, guests want {DISK_MIB} MiB"),
-            "free some, or move the cache with XDG_CACHE_HOME",
-        ),
-        None => note(subject, "unknown", ""),
+    let cache = Cache::open().ok();
+    let Some(disk) = cache.and_then(|cache| rustix::fs::statvfs(&cache.root).ok()) else {
+        return note(subject, "unknown", "");
+    };
+    let free = (disk.f_bavail * disk.f_frsize) >> 20;
+    if free >= DISK_MIB {
+        return ok(subject, format!("{free} MiB free"));
     }
+    let found = format!("{free} MiB free, guests want {DISK_MIB} MiB");
+    let fix = "free some, or move the cache with XDG_CACHE_HOME";
+    note(subject, found, fix)
 }
 
 fn guests(arch: Arch) -> Line {
@@ -211,11 +216,11 @@ fn guests(arch: Arch) -> Line {
         return note(subject, "no cache folder", "");
     };
     if let Some(images) = images::Images::ready(&cache, arch) {
-        let found = format!(
-            "ready, offline too (Debian kernel {})",
-            images.kernel_release()
+        let release = images.kernel_release();
+        return ok(
+            subject,
+            format!("ready, offline too (Debian kernel {release})"),
         );
-        return ok(subject, found);
     }
     if Pool::fetched(&cache, &Selection::guests(arch)).is_some() {
         return ok(subject, "downloaded, built at first use");
@@ -253,34 +258,27 @@ fn found(file: &'static str, path: Result<PathBuf>) -> Line {
 
 fn cores() -> Line {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let found = format!("{cores}, so many designs run at once");
-    ok("processors", found)
+    ok(
+        "processors",
+        format!("{cores}, so many designs run at once"),
+    )
 }
 
 fn kvm(arch: Arch) -> Line {
     let subject = "/dev/kvm";
     let open = fs::OpenOptions::new().read(true).write(true).open(subject);
-    let (verdict, found) = match (arch, open) {
-        (Arch::Aarch64, Ok(_)) => (
-            Verdict::Ok,
-            "usable (aarch64 guests do not need it)".to_owned(),
-        ),
-        (Arch::Aarch64, Err(error)) => (
-            Verdict::Note,
-            format!("{error} (aarch64 guests do not need it)"),
-        ),
-        (Arch::X86_64, Ok(_)) if arch.has_hardware_kvm() => (
-            Verdict::Ok,
-            "usable: --pmu emulated runs in it, in real time".to_owned(),
-        ),
-        (Arch::X86_64, Ok(_)) => (
-            Verdict::Note,
-            "a KVM in software, which stock kernels do not run in; an emulated host is used"
-                .to_owned(),
-        ),
-        (Arch::X86_64, Err(error)) => (Verdict::Note, format!("{error}; an emulated host is used")),
+    let is_usable = open.is_ok() && (arch == Arch::Aarch64 || arch.has_hardware_kvm());
+    let state = match &open {
+        Ok(_) if is_usable => "usable".to_owned(),
+        Ok(_) => "a KVM in software, which stock kernels do not run in".to_owned(),
+        Err(error) => error.to_string(),
     };
-    line(verdict, subject, found, "")
+    let found = match arch {
+        Arch::Aarch64 => format!("{state} (aarch64 guests do not need it)"),
+        Arch::X86_64 if is_usable => format!("{state}: --pmu emulated runs in it, in real time"),
+        Arch::X86_64 => format!("{state}; an emulated host is used"),
+    };
+    noted(is_usable, subject, found, "")
 }
 
 /// Says which PMU a guest of this machine's own KVM is best given, by what was measured (docs/use/whose-pmu.md).
@@ -307,23 +305,16 @@ fn whose_pmu() -> Line {
 fn memory() -> Line {
     let subject = "memory";
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text
-            .lines()
-            .find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        let mut lines = text.lines();
+        let kib = lines.find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        kib.split_whitespace().next()?.parse::<u64>().ok()
     });
     let Some(mib) = available.map(|kib| kib / 1024) else {
         return note(subject, "unknown", "");
     };
     let found = format!("{mib} MiB available");
-    match mib < MEMORY_MIB {
-        false => ok(subject, found),
-        true => note(
-            subject,
-            found,
-            format!("compare takes up to {MEMORY_MIB}: close something, or give --memory 512M"),
-        ),
-    }
+    let fix = format!("compare takes up to {MEMORY_MIB}: close something, or give --memory 512M");
+    noted(mib >= MEMORY_MIB, subject, found, fix)
 }
 
 /// What counts for a guest's counters, whether the kernel can sample guests for `--pebs ring`, and whether records are
@@ -344,21 +335,17 @@ fn backing(arch: Arch, qemu: &Qemu) -> [Line; 3] {
     let (own, sampled, counters, mediated) = (fact(), fact(), fact(), fact());
     let emulated = !arch.has_hardware_kvm();
     let has_counters = emulated && qemu.has_x86_pmu();
+    let itself = format!("(on this machine itself: {own})");
     let counts = match own {
-        _ if has_counters => {
-            let found =
-                format!("hardware: the emulated host's PMU (on this machine itself: {own})");
-            ok(subject, found)
-        }
-        _ if emulated => {
-            let found =
-                format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
-            note(
-                subject,
-                found,
-                format!("script/qemu builds a QEMU whose host has; with a clock, {fix}"),
-            )
-        }
+        _ if has_counters => ok(
+            subject,
+            format!("hardware: the emulated host's PMU {itself}"),
+        ),
+        _ if emulated => note(
+            subject,
+            format!("clock, as the emulated host has no PMU {itself}"),
+            format!("script/qemu builds a QEMU whose host has; with a clock, {fix}"),
+        ),
         "hardware" if Path::new("/sys/bus/event_source/devices/cpu_atom").exists() => note(
             subject,
             "hardware: this machine's PMU, but nothing while a vCPU's thread is on an E-core",
@@ -373,10 +360,11 @@ fn backing(arch: Arch, qemu: &Qemu) -> [Line; 3] {
             subject,
             format!("hardware: this machine's PMU, {counters} counters that nobody has pinned"),
         ),
-        "clock" => {
-            let found = "clock: this machine has no hardware PMU for perf events";
-            note(subject, found, fix)
-        }
+        "clock" => note(
+            subject,
+            "clock: this machine has no hardware PMU for perf events",
+            fix,
+        ),
         _ => note(subject, format!("unknown: {error}"), ""),
     };
     [
@@ -397,11 +385,7 @@ fn buffer(emulated: bool, sampled: &str) -> Line {
         "sampled" => ("this machine's kernel samples guests", ""),
         reason => (reason, "--pebs exit asks less of a kernel"),
     };
-    let verdict = match fix {
-        "" => Verdict::Ok,
-        _ => Verdict::Note,
-    };
-    line(verdict, "PEBS by the ring buffer", found, fix)
+    noted(fix.is_empty(), "PEBS by the ring buffer", found, fix)
 }
 
 /// Whether the records of a guest's PEBS are where its events were.
@@ -429,14 +413,9 @@ fn perf(arch: Arch) -> Line {
             let level = text.trim();
             let found = format!("perf_event_paranoid is {level} ({needs})");
             let allowed = level.parse::<i32>().is_ok_and(|level| level < 2);
-            match allowed || rustix::process::geteuid().is_root() {
-                true => ok(subject, found),
-                false => note(
-                    subject,
-                    found,
-                    "as root: sysctl kernel.perf_event_paranoid=1",
-                ),
-            }
+            let allowed = allowed || rustix::process::geteuid().is_root();
+            let fix = "as root: sysctl kernel.perf_event_paranoid=1";
+            noted(allowed, subject, found, fix)
         }
         Err(_) => note(subject, format!("this kernel has none ({needs})"), ""),
     }
