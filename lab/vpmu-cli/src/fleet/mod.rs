@@ -78,17 +78,6 @@ impl Row {
         self.losses().map(|(reason, count, _)| (reason, count))
     }
 
-    /// Returns the counts whose rates are of interest.
-    fn counts(&self) -> Counts {
-        let statistics = &self.vcpu.statistics;
-        Counts {
-            pmis: statistics.pmis,
-            exits: self.exits().map(|(_, count)| count).sum(),
-            samples: statistics.pmis.saturating_add(statistics.pebs.records),
-            lost: self.lost().iter().map(|(_, count)| count).sum(),
-        }
-    }
-
     /// Returns why the guest does not count all that it asks for, in words.
     pub(crate) fn why(&self) -> String {
         let refused = self.vcpu.statistics.arming.refused;
@@ -105,14 +94,6 @@ impl Row {
             _ => words.join("; "),
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
-    pmis: u64,
-    exits: u64,
-    samples: u64,
-    lost: u64,
 }
 
 /// One vCPU over a span of time.
@@ -133,18 +114,22 @@ pub(crate) struct Span {
 impl Span {
     /// Returns the rates between two moments that are `seconds` apart. Without an earlier moment they are zero.
     fn between(before: Option<&Row>, row: Row, seconds: f64) -> Self {
-        let now = row.counts();
-        let old = before.map_or(now, Row::counts);
-        let rate = |now: u64, old: u64| now.saturating_sub(old) as f64 / seconds;
+        let rate = |of: fn(&Row) -> u64| {
+            let grown = before.map_or(0, |old| of(&row).saturating_sub(of(old)));
+            grown as f64 / seconds
+        };
         let times = row.time.zip(before.and_then(|row| row.time));
         let share = |of: fn(Time) -> f64| {
             times.map(|(now, old)| ((of(now) - of(old)) / seconds).clamp(0.0, 1.0))
         };
         Self {
-            pmis: rate(now.pmis, old.pmis),
-            exits: rate(now.exits, old.exits),
-            samples: rate(now.samples, old.samples),
-            lost: now.lost,
+            pmis: rate(|row| row.vcpu.statistics.pmis),
+            exits: rate(|row| row.exits().map(|(_, count)| count).sum()),
+            samples: rate(|row| {
+                let statistics = &row.vcpu.statistics;
+                statistics.pmis.saturating_add(statistics.pebs.records)
+            }),
+            lost: row.lost().iter().map(|(_, count)| count).sum(),
             host: share(|time| time.total - time.guest),
             guest: share(|time| time.guest),
             row,

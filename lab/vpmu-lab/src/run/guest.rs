@@ -86,9 +86,8 @@ pub fn run(
         folder.path(),
     )?;
     let mut launch = backend.construct(&parts, folder.path())?;
-    let clock = (backend.loses_interrupts())
-        .then(|| Clock::in_folder(folder.path()))
-        .flatten();
+    let loses = backend.loses_interrupts();
+    let clock = Clock::in_folder(folder.path()).filter(|_| loses);
     if let Some(clock) = &clock {
         launch.add(clock.arguments());
     }
@@ -129,11 +128,12 @@ pub fn run(
         error => error,
     };
     let transcript = ran.map_err(explain)?;
-    kept.records(&transcript.records)?;
+    let records = serde_json::to_vec_pretty(&transcript.records);
+    kept.write("records.json", records.expect("records are plain data"))?;
     let second = fs::read(folder.path().join(SECOND_CONSOLE)).ok();
-    kept.second_console(second.as_deref())?;
+    (second.iter()).try_for_each(|console| kept.write("second.log", console))?;
     let host_profile = HostProfile::of(&transcript.records, || symbols(spec, &parts));
-    kept.host_profile(host_profile.as_ref())?;
+    (host_profile.iter()).try_for_each(|profile| kept.host_profile(profile))?;
     let run = figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript);
     let mut run = run.map_err(explain)?;
     let second = second

@@ -9,7 +9,6 @@ use crate::spec::Spec;
 use crate::spec::command::quote;
 use crate::spec::design::Design;
 use crate::{Error, Result};
-use vpmu_measure::Record;
 
 /// Creates the folder in which the user wants to find a guest's logs.
 pub(super) struct Kept(Option<PathBuf>);
@@ -25,9 +24,18 @@ impl Kept {
         let words: Vec<String> = std::iter::once(launch.program.display().to_string())
             .chain(arguments.map(|word| quote(&word.to_string_lossy())))
             .collect();
-        let path = folder.join("command.txt");
-        fs::write(&path, words.join(" ") + "\n").map_err(Error::file("write", &path))?;
-        Ok(Self(Some(folder)))
+        let kept = Self(Some(folder));
+        kept.write("command.txt", words.join(" ") + "\n")?;
+        Ok(kept)
+    }
+
+    /// Writes one of the logs, where the user wants them.
+    pub(super) fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> Result<()> {
+        let Some(folder) = &self.0 else {
+            return Ok(());
+        };
+        let path = folder.join(name);
+        fs::write(&path, contents).map_err(Error::file("write", &path))
     }
 
     pub(super) fn console(&self) -> Result<Option<File>> {
@@ -38,34 +46,14 @@ impl Kept {
         self.0.as_ref().map(create).transpose()
     }
 
-    pub(super) fn host_profile(&self, profile: Option<&HostProfile>) -> Result<()> {
-        let (Some(folder), Some(profile)) = (&self.0, profile) else {
-            return Ok(());
-        };
+    pub(super) fn host_profile(&self, profile: &HostProfile) -> Result<()> {
         for (index, (event, text)) in profile.folded_texts().enumerate() {
-            let path = folder.join(match index {
+            let name = match index {
                 0 => "host-profile.folded".to_owned(),
                 _ => format!("host-profile-{event}.folded"),
-            });
-            fs::write(&path, text).map_err(Error::file("write", &path))?;
+            };
+            self.write(&name, text)?;
         }
         Ok(())
-    }
-
-    pub(super) fn second_console(&self, console: Option<&[u8]>) -> Result<()> {
-        let (Some(folder), Some(console)) = (&self.0, console) else {
-            return Ok(());
-        };
-        let path = folder.join("second.log");
-        fs::write(&path, console).map_err(Error::file("write", &path))
-    }
-
-    pub(super) fn records(&self, records: &[Record]) -> Result<()> {
-        let Some(folder) = &self.0 else {
-            return Ok(());
-        };
-        let path = folder.join("records.json");
-        let text = serde_json::to_vec_pretty(records).expect("records are plain data");
-        fs::write(&path, text).map_err(Error::file("write", &path))
     }
 }
