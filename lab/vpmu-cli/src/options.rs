@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use clap::{Args, Parser, Subcommand};
+use itertools::Itertools;
 use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::report::page;
@@ -394,13 +395,7 @@ pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy], has_vmm: bo
             designs.push(with(None));
         }
     }
-    let mut seen = Vec::new();
-    designs.retain(|design| {
-        let new = !seen.contains(design);
-        seen.push(*design);
-        new
-    });
-    designs
+    designs.into_iter().unique().collect()
 }
 
 #[cfg(test)]

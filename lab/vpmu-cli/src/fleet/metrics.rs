@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use httparse::Status;
+use itertools::Itertools;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -243,9 +244,9 @@ fn text(rows: &[Row]) -> String {
         registry: Registry::with_prefix("vpmu"),
         rows,
     };
-    let guests: std::collections::BTreeSet<u32> = rows.iter().map(|row| row.pid).collect();
+    let guests = rows.iter().map(|row| row.pid).unique().count();
     let count: Gauge = Gauge::default();
-    count.set(i64::try_from(guests.len()).unwrap_or(i64::MAX));
+    count.set(i64::try_from(guests).unwrap_or(i64::MAX));
     all.registry
         .register("guests", "VMMs that publish their guests' PMU", count);
     all.each::<Gauge>(

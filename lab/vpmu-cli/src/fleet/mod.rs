@@ -7,6 +7,7 @@ pub(crate) mod top;
 use std::collections::BTreeMap;
 use std::fs;
 
+use itertools::Itertools;
 use vpmu_kvm::{Backing, Exit, PublishedVcpu};
 use vpmu_lab::{Error, Result};
 
@@ -85,13 +86,11 @@ impl Row {
         let reasons = losses
             .into_iter()
             .chain([(refused, "searches without a #GP handler: no PMU")]);
-        let words: Vec<_> = reasons
-            .filter(|(count, _)| *count != 0)
-            .map(|(count, text)| format!("{count} {text}"))
-            .collect();
-        match (self.vcpu.backing, words.is_empty()) {
-            (None, true) => "nothing counts".to_owned(),
-            _ => words.join("; "),
+        let reasons = reasons.filter(|(count, _)| *count != 0);
+        let mut words = reasons.map(|(count, text)| format!("{count} {text}"));
+        match (self.vcpu.backing, words.join("; ")) {
+            (None, words) if words.is_empty() => "nothing counts".to_owned(),
+            (_, words) => words,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use itertools::Itertools;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
@@ -165,8 +166,7 @@ fn table(spans: &[Span]) -> String {
     let heads = HEADS.map(str::to_owned);
     for line in [heads].into_iter().chain(spans.iter().map(cells)) {
         let words = line.iter().zip(WIDTHS);
-        let words = words.map(|(word, width)| format!("{word:<0$}", usize::from(width)));
-        let words: Vec<_> = words.collect();
+        let mut words = words.map(|(word, width)| format!("{word:<0$}", usize::from(width)));
         let _ = writeln!(text, "{}", words.join(" ").trim_end());
     }
     text
@@ -265,13 +265,9 @@ impl View {
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        let pids: std::collections::BTreeSet<_> =
-            self.spans.iter().map(|span| span.row.pid).collect();
-        let counts = format!(
-            "vpmu top: {} vCPUs of {} guests",
-            self.spans.len(),
-            pids.len()
-        );
+        let pids = self.spans.iter().map(|span| span.row.pid).unique();
+        let (vcpus, guests) = (self.spans.len(), pids.count());
+        let counts = format!("vpmu top: {vcpus} vCPUs of {guests} guests");
         frame.render_widget(Line::from(counts), head);
         let keys = "p e s h l n: sort   Enter: look into   Esc: back   q: end";
         frame.render_widget(Line::from(keys), foot);

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use itertools::Itertools;
+
 /// Returns the number of runs at once: each run of QEMU takes a processor.
 pub(crate) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
@@ -32,9 +34,8 @@ pub(crate) fn map<T: Sync, R: Send>(
         }
     });
     drop(sender);
-    let mut results: Vec<(usize, R)> = results.into_iter().collect();
-    results.sort_unstable_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
+    let results = results.into_iter().sorted_by_key(|(index, _)| *index);
+    results.map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

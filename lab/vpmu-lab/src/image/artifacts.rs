@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use itertools::Itertools;
+
 use crate::host::tool::{first_with, path};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
@@ -43,8 +45,7 @@ pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
     let folders = folders().into_iter();
     let folders: Vec<PathBuf> = folders.map(|folder| folder.join(arch.name())).collect();
     first_with(&folders, file).ok_or_else(|| {
-        let searched = folders.iter().map(|folder| folder.display().to_string());
-        let searched = searched.collect::<Vec<_>>().join(" and ");
+        let searched = folders.iter().map(|folder| folder.display()).join(" and ");
         let place = format!("in {searched}; build it with script/setup, or set VPMU_GUEST_DIR");
         Error::MissingArtifact { file, place }
     })

@@ -9,6 +9,8 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use itertools::Itertools;
+
 use super::archive::Archive;
 use super::fat::Volume;
 use crate::{Error, Result};
@@ -69,10 +71,8 @@ fn volume(job: &Archive) -> Result<File> {
 fn start(job: &Archive) -> String {
     /// SIGRTMIN + 21: systemd shows no more of its units' news on the console.
     const QUIET: u8 = 34 + 21;
-    let programs: Vec<&str> = (job.files())
-        .filter(|(_, mode, _)| mode & 0o111 != 0)
-        .map(|(place, ..)| place)
-        .collect();
+    let programs = job.files().filter(|(_, mode, _)| mode & 0o111 != 0);
+    let programs = programs.map(|(place, ..)| place).join(" ");
     format!(
         "cp -r /run/vpmu/{FILES}/. /\n\
          cd / && chmod 755 {programs}\n\
@@ -82,8 +82,7 @@ fn start(job: &Archive) -> String {
          kill -{QUIET} 1\n\
          fi\n\
          export HOME=/root TERM=dumb LC_ALL=C\n\
-         exec setsid sh /init < {CONSOLE} > {CONSOLE} 2>&1\n",
-        programs = programs.join(" "),
+         exec setsid sh /init < {CONSOLE} > {CONSOLE} 2>&1\n"
     )
 }
 

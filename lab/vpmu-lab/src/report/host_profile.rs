@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use itertools::Itertools;
 use object::{Object as _, ObjectSymbol as _, SymbolKind};
 use vpmu_measure::{HostProfile as Part, HostSample, Record};
 
@@ -153,26 +154,18 @@ impl HostProfile {
         let folded = self.folded();
         let mut functions: Vec<_> = own(&folded).into_iter().collect();
         let samples: u64 = functions.iter().map(|(_, samples)| samples).sum();
-        let counts: Vec<String> = self
-            .events
-            .iter()
-            .zip(&self.counts)
-            .map(|(event, count)| format!("{count} {event}"))
-            .collect();
+        let counts = self.events.iter().zip(&self.counts);
+        let counts = counts.map(|(event, count)| format!("{count} {event}"));
         functions.sort_by_key(|&(name, samples)| (std::cmp::Reverse(samples), name));
-        let shares: Vec<String> = functions
-            .iter()
-            .take(NAMED)
-            .map(|(name, own)| {
-                let share = 100.0 * *own as f64 / samples.max(1) as f64;
-                format!("{name} {share:.1} %")
-            })
-            .collect();
+        let shares = functions.iter().take(NAMED).map(|(name, own)| {
+            let share = 100.0 * *own as f64 / samples.max(1) as f64;
+            format!("{name} {share:.1} %")
+        });
         format!(
             "host's profile: {samples} samples ({} lost) in {}: {}",
             self.lost,
-            counts.join(", "),
-            shares.join(", ")
+            counts.format(", "),
+            shares.format(", ")
         )
     }
 }

@@ -1,9 +1,11 @@
 //! The table that `compare` prints, its legend and its warnings.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
+use itertools::Itertools;
 
 use super::figures;
 use super::number::number;
@@ -89,14 +91,12 @@ pub fn backing<'a>(runs: impl Iterator<Item = &'a Run> + Clone) -> Option<String
     let of = |backing: Backing| {
         let runs = runs.clone().filter(|run| run.arch == Arch::X86_64);
         let names = runs.filter(|run| run.backing == Some(backing));
-        let names: Vec<String> = names.map(|run| run.design().to_string()).collect();
-        (!names.is_empty()).then(|| format!("{} ({})", backing.counter(), names.join(", ")))
+        let names = names.map(Run::design).join(", ");
+        (!names.is_empty()).then(|| format!("{} ({names})", backing.counter()))
     };
-    let kinds: Vec<String> = [Backing::Hardware, Backing::Clock]
-        .into_iter()
-        .filter_map(of)
-        .collect();
-    (!kinds.is_empty()).then(|| format!("counted by {}", kinds.join(" and by ")))
+    let kinds = [Backing::Hardware, Backing::Clock].into_iter();
+    let kinds = kinds.filter_map(of).join(" and by ");
+    (!kinds.is_empty()).then(|| format!("counted by {kinds}"))
 }
 
 /// Names the QEMU that ran the guests; `None` where none did.
@@ -147,23 +147,14 @@ pub fn exits(rows: &[Row]) -> String {
 
 /// Returns the most frequent kinds of exit, with their counts.
 pub fn kinds(exits: &BTreeMap<String, u64>) -> String {
-    let mut kinds: Vec<(&String, &u64)> = exits.iter().collect();
-    kinds.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    let more = kinds.len().saturating_sub(SHOWN_KINDS);
-    let rest: u64 = kinds
-        .iter()
-        .skip(SHOWN_KINDS)
-        .map(|(_, count)| **count)
-        .sum();
-    let mut shown: Vec<String> = kinds
-        .iter()
-        .take(SHOWN_KINDS)
+    let mut kinds = (exits.iter()).sorted_by_key(|&(kind, count)| (Reverse(count), kind));
+    let shown = kinds.by_ref().take(SHOWN_KINDS);
+    let shown = shown
         .map(|(kind, count)| format!("{kind} {count}"))
-        .collect();
-    if more > 0 {
-        shown.push(format!("{more} more kinds {rest}"));
-    }
-    shown.join(", ")
+        .collect_vec();
+    let (more, rest) = (kinds.len(), kinds.map(|(_, count)| count).sum::<u64>());
+    let rest = (more > 0).then(|| format!("{more} more kinds {rest}"));
+    shown.into_iter().chain(rest).join(", ")
 }
 
 /// Warns of figures that may be wrong, with the reason and the option that mends them.

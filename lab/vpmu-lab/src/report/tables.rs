@@ -1,5 +1,7 @@
 //! The figures of a bench as tables.
 
+use itertools::Itertools;
+
 use super::figures::Row;
 use super::number::number;
 
@@ -28,11 +30,10 @@ pub(super) struct Line<'a> {
 /// Returns a table of the plain figures, then a table for each kind.
 pub(super) fn tables<'a>(rows: &[Named<'a>]) -> Vec<Table<'a>> {
     let kind = |name: &'a str| name.split_once(':').map(|(kind, _)| kind);
-    let mut kinds = unique(rows.iter().map(|(name, _)| kind(name)));
+    let kinds = rows.iter().map(|(name, _)| kind(name)).unique();
     // The plain figures come first.
-    kinds.sort_by_key(Option::is_some);
     kinds
-        .into_iter()
+        .sorted_by_key(Option::is_some)
         .map(|wanted| {
             let rows: Vec<Named<'a>> = rows
                 .iter()
@@ -44,23 +45,13 @@ pub(super) fn tables<'a>(rows: &[Named<'a>]) -> Vec<Table<'a>> {
         .collect()
 }
 
-/// Returns each item once, in the order of first appearance.
-pub(super) fn unique<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut found = Vec::new();
-    for item in items {
-        if !found.contains(&item) {
-            found.push(item);
-        }
-    }
-    found
-}
-
 impl<'a> Table<'a> {
     fn of(kind: Option<&'a str>, rows: &[Named<'a>]) -> Self {
-        let modes = unique(rows.iter().map(|(_, row)| row.mode.as_str()));
+        let mode = |(_, row): &Named<'a>| row.mode.as_str();
+        let modes = rows.iter().map(mode).unique().collect_vec();
         let has_published = rows.iter().filter(|(_, row)| row.published.is_some());
-        let published = unique(has_published.map(|(_, row)| row.mode.as_str()));
-        let mut names = unique(rows.iter().map(|&(name, _)| name));
+        let published = has_published.map(mode).unique().collect_vec();
+        let mut names = rows.iter().map(|&(name, _)| name).unique().collect_vec();
         // A mode may lack a bucket that another has.
         if names.iter().all(|name| name.parse::<u64>().is_ok()) {
             names.sort_by_key(|name| name.parse::<u64>().ok());

@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 
+use itertools::Itertools;
+
 use crate::backend::Launch;
 use crate::report::host_profile::HostProfile;
 use crate::spec::Spec;
@@ -21,11 +23,11 @@ impl Kept {
         let folder = keep.join(design.to_string());
         fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
         let arguments = launch.arguments.iter();
-        let words: Vec<String> = std::iter::once(launch.program.display().to_string())
-            .chain(arguments.map(|word| quote(&word.to_string_lossy())))
-            .collect();
+        let words = arguments.map(|word| quote(&word.to_string_lossy()));
+        let program = launch.program.display().to_string();
+        let line = [program].into_iter().chain(words).join(" ");
         let kept = Self(Some(folder));
-        kept.write("command.txt", words.join(" ") + "\n")?;
+        kept.write("command.txt", line + "\n")?;
         Ok(kept)
     }
 

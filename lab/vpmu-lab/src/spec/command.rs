@@ -1,5 +1,7 @@
 //! The guest's command, as a line for its shell.
 
+use itertools::Itertools;
+
 /// A command for the guest's shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command(String);
@@ -12,13 +14,7 @@ impl Command {
         match words {
             [] => None,
             [line] => Some(Self(line.clone())),
-            words => Some(Self(
-                words
-                    .iter()
-                    .map(|word| quote(word))
-                    .collect::<Vec<_>>()
-                    .join(" "),
-            )),
+            words => Some(Self(words.iter().map(|word| quote(word)).join(" "))),
         }
     }
 

@@ -6,6 +6,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use itertools::Itertools;
+
 use super::arch::Arch;
 use super::command::Command;
 use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
@@ -182,11 +184,10 @@ impl Request {
         let arch = self.machine.arch;
         for design in designs {
             if !arch.designs().contains(&design.pmu) {
-                let names: Vec<&str> = arch.designs().iter().map(|pmu| pmu.name()).collect();
+                let names = arch.designs().iter().join(", ");
                 return usage(format!(
-                    "--pmu {} does not exist on {arch}; there are {}",
-                    design.pmu,
-                    names.join(", ")
+                    "--pmu {} does not exist on {arch}; there are {names}",
+                    design.pmu
                 ));
             }
             if arch == Arch::Aarch64 && design.policy.is_some() {

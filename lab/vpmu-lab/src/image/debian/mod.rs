@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use itertools::Itertools;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -239,8 +240,7 @@ impl Pool {
         more: impl IntoIterator<Item = &'a str>,
     ) -> PathBuf {
         let packages = self.manifest.packages.iter();
-        let mut all: Vec<&str> = packages.map(|package| package.sha256.as_str()).collect();
-        all.extend(more);
+        let mut all = packages.map(|package| package.sha256.as_str()).chain(more);
         let key = digest::of_bytes(all.join(" ").as_bytes());
         let folder = self.folder.join(format!("{prefix}{}", &key[..16]));
         keep(&folder);

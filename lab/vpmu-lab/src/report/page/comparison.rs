@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use itertools::Itertools;
+
 use super::super::number::number;
 use super::super::profile::own;
 use super::super::result::Run;
@@ -210,15 +212,14 @@ fn profiles(runs: &[Run], names: &[String]) -> Vec<Figures> {
             let Some(profile) = profile else { continue };
             let own = own(profile);
             let all: f64 = own.values().map(|&samples| samples as f64).sum();
-            let mut own: Vec<(&str, u64)> = own.into_iter().collect();
-            own.sort_by_key(|&(function, samples)| (Reverse(samples), function));
-            let row = |&(function, samples): &(&str, u64)| {
+            let own = (own.into_iter()).sorted_by_key(|&(function, own)| (Reverse(own), function));
+            let row = |(function, samples): (&str, u64)| {
                 let percent = (samples as f64 / all * 1000.0).round() / 10.0;
                 vec![function.to_owned(), number(percent, "percent")]
             };
             tables.push(Figures {
                 columns: vec![format!("{name}: {of}"), "own samples".to_owned()],
-                rows: own.iter().take(LISTED).map(row).collect(),
+                rows: own.take(LISTED).map(row).collect(),
             });
         }
     }

@@ -4,10 +4,11 @@
 //! size. Published figures come from other machines, so they have a scale of their own.
 
 use askama::Template;
+use itertools::Itertools;
 
 use super::super::figures::Row as Figure;
 use super::super::number::quantity;
-use super::super::tables::{Named, unique};
+use super::super::tables::Named;
 use super::render;
 
 /// The beginnings of figures whose kinds behind the colon add up.
@@ -78,7 +79,7 @@ struct Part {
 
 /// Draws a group's figures: bars of those that more than one mode has, then the sums by kind.
 pub(super) fn draw(rows: &[Named<'_>]) -> Vec<String> {
-    let plain = unique(rows.iter().map(|(name, _)| *name)).into_iter();
+    let plain = rows.iter().map(|(name, _)| *name).unique();
     let plain = plain.filter(|name| !name.contains(':'));
     let sums = SUMS.map(|name| stack(&label(name, "by kind"), rows_of_kinds(name, rows)));
     plain
@@ -185,7 +186,8 @@ fn rows_of_kinds<'a>(prefix: &str, rows: &[Named<'a>]) -> (Vec<Row<'a>>, &'a str
         .iter()
         .filter_map(|&(name, row)| Some((of_kind(name)?, row)))
         .collect();
-    let modes = unique(rows.iter().map(|(_, row)| row.mode.as_str()));
+    let modes = rows.iter().map(|(_, row)| row.mode.as_str()).unique();
+    let modes = modes.collect_vec();
     let unit = rows.first().map_or("", |(_, row)| &row.unit);
     let select = |mode: &'a str, is_published: bool| Row {
         mode,
@@ -278,13 +280,12 @@ impl<'a> Row<'a> {
                 x += width;
             }
         }
-        let titles: Vec<&str> = parts.iter().map(|part| part.title.as_str()).collect();
         StackRow {
             mode: self.mode,
             is_published: self.is_published,
             total: quantity(total, unit),
             width: percent(total, longest),
-            summary: titles.join(", "),
+            summary: parts.iter().map(|part| &part.title).join(", "),
             parts,
         }
     }
