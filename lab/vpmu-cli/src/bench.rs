@@ -71,11 +71,11 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
     let qemu = Qemu::chosen(options.qemu.as_deref());
     let session = Session::new(cancel, Progress::stderr())?;
     let (report, warnings) = bench.run(options.model, qemu, options.keep.as_deref(), &session)?;
-    let qemu = table::qemu(report.qemu()).unwrap_or_default();
+    let qemu = table::qemu(report.qemu.as_deref()).unwrap_or_default();
     let counted = |backing: Backing| format!("counted by {}\n", backing.counter());
-    let backing = report.backing().map_or_else(String::new, counted);
+    let backing = report.backing.map_or_else(String::new, counted);
     // First: a full disk takes no figures away.
-    print(&format!("{}\n{backing}{qemu}", table::bench(report.rows())))?;
+    print(&format!("{}\n{backing}{qemu}", table::bench(&report.rows)))?;
     for warning in warnings {
         eprintln!("vpmu: warning: {warning}");
     }

@@ -110,7 +110,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 /// Reads what has counted for the program, and its figures; `place` is an index of [`MODES`].
 fn parse(output: &[u8], place: usize) -> Option<(Option<Backing>, Vec<Row>)> {
     let report: Report = serde_json::from_slice(output).ok()?;
-    let named = report.rows().iter().map(|row| {
+    let named = report.rows.iter().map(|row| {
         let names = MODES.into_iter().find(|names| names[0] == row.mode)?;
         let published = PUBLISHED
             .iter()
@@ -121,7 +121,7 @@ fn parse(output: &[u8], place: usize) -> Option<(Option<Backing>, Vec<Row>)> {
         };
         Some(row.beside(published.map(|(_, _, value)| *value)))
     });
-    Some((report.backing(), named.collect::<Option<_>>()?))
+    Some((report.backing, named.collect::<Option<_>>()?))
 }
 
 #[cfg(test)]

@@ -55,10 +55,11 @@ pub struct Report {
     #[serde(default)]
     pub(super) bench: String,
     /// The version of the QEMU that ran the guests, and whose it is; `None` where no QEMU did.
-    pub(super) qemu: Option<String>,
+    pub qemu: Option<String>,
     /// What counted for this project's x86 guests; `None` where that is nothing, or not the same for all.
-    pub(super) backing: Option<Backing>,
-    pub(super) rows: Vec<Row>,
+    pub backing: Option<Backing>,
+    /// One line for each figure and design.
+    pub rows: Vec<Row>,
 }
 
 impl Report {
@@ -78,26 +79,11 @@ impl Report {
         }
     }
 
-    /// Returns one line for each figure and design.
-    pub fn rows(&self) -> &[Row] {
-        &self.rows
-    }
-
     /// Returns the row of `figure` under `mode`.
     pub(super) fn find(&self, figure: &str, mode: &str) -> Option<&Row> {
         self.rows
             .iter()
             .find(|row| row.figure == figure && row.mode == mode)
-    }
-
-    /// Returns the QEMU that ran the guests.
-    pub fn qemu(&self) -> Option<&str> {
-        self.qemu.as_deref()
-    }
-
-    /// Returns what counted for this project's x86 guests, where that is the same for all.
-    pub fn backing(&self) -> Option<Backing> {
-        self.backing
     }
 
     /// Returns the file as JSON.

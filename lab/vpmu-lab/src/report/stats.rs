@@ -109,8 +109,7 @@ impl Stats {
                     .map(|(kind, &ticks)| (kind.clone(), share(ticks)))
                     .collect()
             }),
-            host_operations: None,
-            pmu_exits: None,
+            ..Self::default()
         }
     }
 
@@ -129,9 +128,8 @@ impl Stats {
         Self {
             exits: Some(exits),
             host_share: host.and_then(|host| kvm_host_share(&host.begin, &host.end)),
-            exit_share: None,
             host_operations: Some(span.host_operations.clone()),
-            pmu_exits: None,
+            ..Self::default()
         }
     }
 
@@ -161,9 +159,8 @@ impl Stats {
         Self {
             exits: Some(exits),
             host_share: kvm_host_share(&kvm.begin, &kvm.end),
-            exit_share: None,
-            host_operations: None,
             pmu_exits: pmu_exits(kvm),
+            ..Self::default()
         }
     }
 }
