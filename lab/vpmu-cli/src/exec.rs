@@ -238,24 +238,19 @@ fn check_qemu(program: &Path, arguments: &[OsString]) -> Result<()> {
 
 fn check_kvm() -> Result<()> {
     let device = "/dev/kvm";
-    match OpenOptions::new().read(true).write(true).open(device) {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            let way = match error.kind() {
-                io::ErrorKind::PermissionDenied => {
-                    "join the group kvm (adduser $USER kvm), and log in again"
-                }
-                _ => {
-                    "load kvm_intel or kvm_amd, enable virtualisation in the firmware, or nested virtualisation in the \
-                     cloud"
-                }
-            };
-            Err(Error::Format {
-                path: device.into(),
-                problem: format!("{error}; {way}"),
-            })
+    let Err(error) = OpenOptions::new().read(true).write(true).open(device) else {
+        return Ok(());
+    };
+    let way = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "join the group kvm (adduser $USER kvm), and log in again"
         }
-    }
+        _ => {
+            "load kvm_intel or kvm_amd, enable virtualisation in the firmware, or nested virtualisation in the \
+             cloud"
+        }
+    };
+    refuse(Path::new(device), format!("{error}; {way}"))
 }
 
 /// Returns the list of the dynamic linker with the library before the user's own.

@@ -48,7 +48,10 @@ pub(crate) fn closure(
                     let place = format!("{folder}/{name}");
                     Some((place.clone(), fs::canonicalize(root.join(&place)).ok()?))
                 })
-                .ok_or_else(|| missing(format!("{name}, needed by {},", file_name(&path))))?;
+                .ok_or_else(|| {
+                    let program = path.file_name().unwrap_or_default().display();
+                    missing(format!("{name}, needed by {program},"))
+                })?;
             open.push(file.clone());
             found.insert(place.unwrap_or(found_place), file);
         }
@@ -137,12 +140,6 @@ fn parse(data: &[u8]) -> object::Result<Needed> {
         }
     }
     Ok(needed)
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

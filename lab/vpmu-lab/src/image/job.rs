@@ -196,9 +196,7 @@ impl Job<'_> {
         }
         Ok(archive)
     }
-}
 
-impl Job<'_> {
     /// Returns the script that meter runs. A single run costs no process beside the command's own
     /// shell. For several runs, the script sets what each has recorded aside.
     fn script(&self, output: &str) -> String {

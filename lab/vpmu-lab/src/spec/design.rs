@@ -126,16 +126,8 @@ impl Pmu {
 
     /// Tells whether this project's own hypervisor is below the guest.
     pub fn is_ours(self) -> bool {
-        match self {
-            Self::Native | Self::Kvm | Self::Mediated | Self::Exec | Self::Qemu | Self::Vmm => {
-                false
-            }
-            Self::Emulated
-            | Self::Partitioned
-            | Self::Direct
-            | Self::Untrapped
-            | Self::Paravirt => true,
-        }
+        use Pmu::{Direct, Emulated, Paravirt, Partitioned, Untrapped};
+        matches!(self, Emulated | Partitioned | Direct | Untrapped | Paravirt)
     }
 }
 

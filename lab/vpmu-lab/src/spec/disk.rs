@@ -58,33 +58,20 @@ impl FromStr for Disk {
 
     /// Reads `bios`, `uefi`, either with `:RELEASE` behind it, `FILE` or `uefi:FILE`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let (first, rest) = match text.split_once(':') {
-            Some((first, rest)) => (first, Some(rest)),
-            None => (text, None),
-        };
+        let (first, rest) = text.split_once(':').unwrap_or((text, RELEASE));
         let firmware = match first {
             "bios" => Firmware::Bios,
             "uefi" => Firmware::Uefi,
             _ => {
-                return Ok(Self::File {
-                    firmware: Firmware::Bios,
-                    path: text.into(),
-                });
+                let (firmware, path) = (Firmware::Bios, text.into());
+                return Ok(Self::File { firmware, path });
             }
         };
-        let Some(rest) = rest else {
-            return Ok(Self::Ours {
-                firmware,
-                release: RELEASE,
-            });
-        };
+        let path = rest.into();
         Ok(
             match RELEASES.into_iter().find(|&release| release == rest) {
                 Some(release) => Self::Ours { firmware, release },
-                None => Self::File {
-                    firmware,
-                    path: rest.into(),
-                },
+                None => Self::File { firmware, path },
             },
         )
     }

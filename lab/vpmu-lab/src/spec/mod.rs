@@ -195,13 +195,8 @@ pub enum Way {
 impl Way {
     /// Tells whether something beside the guest's own payload is of Debian packages.
     fn needs_images(&self) -> bool {
-        match self {
-            Self::Nested(_) => true,
-            Self::Monitor { second, .. } => second
-                .as_ref()
-                .is_some_and(|second| second.payload == SecondPayload::Linux),
-            Self::Native | Self::Direct(_) => false,
-        }
+        let runs_linux = |second: &SecondRequest| second.payload == SecondPayload::Linux;
+        matches!(self, Self::Nested(_)) || self.second().is_some_and(runs_linux)
     }
 
     /// Returns the guest beside the one that is measured.
@@ -263,10 +258,9 @@ impl SecondRequest {
             Payload::Command(work) => Some(work),
             Payload::Kernel { .. } | Payload::Disk => None,
         };
-        let command = self.command.as_ref();
-        let command = command.or_else(|| first.map(|work| &work.command))?;
+        let command = self.command.as_ref().or(first.map(|work| &work.command))?;
         Some(Work {
-            add: first.map(|work| work.add.clone()).unwrap_or_default(),
+            add: first.map_or_else(Vec::new, |work| work.add.clone()),
             ..Work::new(command.clone())
         })
     }
@@ -350,9 +344,7 @@ impl Spec {
             || self.disk.is_some()
             || (self.guests.iter()).any(|guest| guest.way.needs_images())
     }
-}
 
-impl Spec {
     /// Tells whether a guest has a Linux module of this project. All guests then have the kernel
     /// for which these modules are built.
     pub(crate) fn needs_modules(&self) -> bool {

@@ -198,10 +198,7 @@ impl Request {
     }
 
     fn check_append(&self) -> Result<()> {
-        let mut words = self
-            .append
-            .iter()
-            .flat_map(|words| words.split_whitespace());
+        let mut words = (self.append.iter()).flat_map(|words| words.split_whitespace());
         match words.find(|word| word.starts_with("vpmu.")) {
             None => Ok(()),
             Some(word) => usage(format!(
@@ -276,19 +273,14 @@ impl Request {
     }
 
     fn way(&self, design: Design, is_direct: bool) -> Way {
+        let is_emulated = design.pmu == Pmu::Emulated;
         let vmm = || OurVmm {
             policy: design.policy.unwrap_or_default(),
             paravirtual: design.pmu == Pmu::Paravirt,
             model: self.model,
             perfmon: self.perfmon.filter(|_| has_model(design.pmu)),
-            pebs: match design.pmu {
-                Pmu::Emulated => self.pebs,
-                _ => Pebs::Off,
-            },
-            lbr: match design.pmu {
-                Pmu::Emulated => self.lbr,
-                _ => Lbr::Off,
-            },
+            pebs: if is_emulated { self.pebs } else { Pebs::Off },
+            lbr: if is_emulated { self.lbr } else { Lbr::Off },
             backing: self.backing,
             freeze: self.freeze,
             // With a VMM of the user's, they are that one's.

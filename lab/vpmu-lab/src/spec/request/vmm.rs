@@ -12,31 +12,30 @@ const MOST_VMM_MEMORY: u32 = 3 << 10;
 impl Request {
     pub(super) fn check_vmm(&self, designs: &[Design]) -> Result<()> {
         self.check_theirs(designs)?;
-        let has_our_pmu = |design: &Design| design.pmu.has_our_pmu();
-        let has_vmm = self.machine.arch == Arch::X86_64 && designs.iter().any(has_our_pmu);
-        let is_ours = |design: &Design| design.pmu.is_ours();
+        let any = |is_it: fn(Pmu) -> bool| designs.iter().any(|design| is_it(design.pmu));
+        let has_vmm = self.machine.arch == Arch::X86_64 && any(Pmu::has_our_pmu);
+        let has_emulated = has_vmm && any(|pmu| pmu == Pmu::Emulated);
         if !has_vmm && self.vmm.is_none() && !self.vmm_args.is_empty() {
             return usage("--vmm-arg is about --arch x86_64 --pmu emulated and exec, and --vmm");
         }
         if !has_vmm && self.model != Model::default() {
             return usage("--model is about --arch x86_64 --pmu emulated and exec");
         }
-        let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
         let is_patched = |design: &Design| design.pmu == Pmu::Qemu;
-        if self.lbr != Lbr::Off && !(has_vmm && designs.iter().any(is_emulated)) {
+        if self.lbr != Lbr::Off && !has_emulated {
             return usage("--lbr is about --arch x86_64 --pmu emulated");
         }
         if self.lbr != Lbr::Off && self.model == Model::Amd {
             return usage("AMD's PMU has last branch records with --model amd-v2");
         }
-        if self.pebs != Pebs::Off && !(has_vmm && designs.iter().any(is_emulated)) {
+        if self.pebs != Pebs::Off && !has_emulated {
             return usage("--pebs is about --arch x86_64 --pmu emulated");
         }
         if self.pebs != Pebs::Off && matches!(self.model, Model::Amd | Model::AmdV2) {
             return usage("PEBS is Intel's: leave --pebs out, or give --model intel");
         }
-        let is_backed = |design: &Design| design.pmu.is_ours() || design.pmu == Pmu::Exec;
-        if self.backing.is_some() && !(has_vmm && designs.iter().any(is_backed)) {
+        let is_backed = |pmu: Pmu| pmu.is_ours() || pmu == Pmu::Exec;
+        if self.backing.is_some() && !(has_vmm && any(is_backed)) {
             return usage("--backing is about --arch x86_64 --pmu emulated, paravirt and exec");
         }
         let has_clock = |design: &Design| matches!(design.pmu, Pmu::Emulated | Pmu::Paravirt);
@@ -45,16 +44,13 @@ impl Request {
                 "--freeze is about --arch x86_64 --pmu emulated and paravirt, and no other design",
             );
         }
-        if self.perfmon.is_some() {
-            let has_model = |design: &Design| has_model(design.pmu);
-            if !has_vmm || !designs.iter().any(has_model) {
-                return usage("--perfmon is about --arch x86_64 --pmu emulated and exec");
-            }
-            if matches!(self.model, Model::Amd | Model::AmdV2) {
-                return usage(
-                    "--perfmon is about Intel's PMU: leave --model out, or give --model intel",
-                );
-            }
+        if self.perfmon.is_some() && !(has_vmm && any(has_model)) {
+            return usage("--perfmon is about --arch x86_64 --pmu emulated and exec");
+        }
+        if self.perfmon.is_some() && matches!(self.model, Model::Amd | Model::AmdV2) {
+            return usage(
+                "--perfmon is about Intel's PMU: leave --model out, or give --model intel",
+            );
         }
         for word in self.vmm_args.iter().filter(|_| self.vmm.is_none()) {
             if word.contains(char::is_whitespace) {
@@ -74,7 +70,7 @@ impl Request {
                 );
             }
         }
-        if has_vmm && designs.iter().any(is_ours) && self.machine.memory > MOST_VMM_MEMORY {
+        if has_vmm && any(Pmu::is_ours) && self.machine.memory > MOST_VMM_MEMORY {
             return usage("--memory is too large: vpmu-vmm's guests have at most 3G");
         }
         Ok(())
