@@ -39,9 +39,7 @@ const SECOND_WORDS: std::ops::Range<usize> = 0x100..0x700;
 /// The guest beside the first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Second<'a> {
-    /// Its file.
     pub(crate) image: &'a Path,
-    /// Its initrd.
     pub(crate) initrd: Option<&'a Path>,
     /// Its command line.
     pub(crate) words: &'a str,

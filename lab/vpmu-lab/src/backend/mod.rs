@@ -64,7 +64,6 @@ pub(crate) trait Backend {
 pub(crate) struct Launch {
     /// The program, by its name in messages.
     pub(crate) program: PathBuf,
-    /// Its arguments.
     pub(crate) arguments: Vec<OsString>,
     command: process::Command,
 }
@@ -78,7 +77,6 @@ pub(crate) enum End {
     VmmFailed {
         /// The VMM's version line.
         vmm: String,
-        /// The VMM's exit status.
         status: i32,
     },
     /// The KVM host went down without a message.
@@ -89,16 +87,10 @@ pub(crate) enum End {
 pub(crate) fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
     match &guest.way {
         Way::Native => Box::new(native::Native(machine)),
-        Way::Monitor {
-            host_counters,
-            profile,
-            second,
-        } => Box::new(monitor::Monitor {
+        Way::Monitor(monitor) => Box::new(monitor::Monitor {
             machine,
             pmu: guest.design.pmu,
-            host_counters: *host_counters,
-            profile: profile.as_ref(),
-            second: second.as_ref(),
+            monitor,
         }),
         Way::Nested(vmm) => Box::new(nested::Nested {
             machine,

@@ -11,8 +11,7 @@ use crate::image::artifacts;
 use crate::image::job::Notify;
 use crate::spec::arch::Arch;
 use crate::spec::design::Pmu;
-use crate::spec::profile::ProfileRequest;
-use crate::spec::{Machine, SecondPayload, SecondRequest};
+use crate::spec::{Machine, OurMonitor, SecondPayload, SecondRequest};
 use crate::{Error, Result};
 
 /// The monitor and its guest in one boot file.
@@ -20,12 +19,7 @@ pub(super) struct Monitor<'a> {
     pub(super) machine: &'a Machine,
     /// The monitor's design.
     pub(super) pmu: Pmu,
-    /// Counters that the monitor keeps, where that is a choice.
-    pub(super) host_counters: Option<u32>,
-    /// The profile that the monitor takes of its guest.
-    pub(super) profile: Option<&'a ProfileRequest>,
-    /// The guest beside it.
-    pub(super) second: Option<&'a SecondRequest>,
+    pub(super) monitor: &'a OurMonitor,
 }
 
 /// The file in a guest's folder to which the second guest's serial port is written.
@@ -38,19 +32,20 @@ impl Monitor<'_> {
             Pmu::Direct => "vpmu.pmu=partitioned vpmu.interrupts=direct".to_owned(),
             pmu => format!("vpmu.pmu={pmu}"),
         };
-        if let Some(count) = self.host_counters {
+        if let Some(count) = self.monitor.host_counters {
             words += &format!(" vpmu.host_counters={count}");
         }
-        if let Some(profile) = self.profile {
+        if let Some(profile) = &self.monitor.profile {
             words += &format!(" vpmu.host_profile={profile}");
             if profile.borrow {
                 words += " vpmu.borrow";
             }
         }
-        if let Some(slice) = self.second.and_then(|second| second.slice) {
+        let second = self.monitor.second.as_ref();
+        if let Some(slice) = second.and_then(|second| second.slice) {
             words += &format!(" vpmu.slice={slice}");
         }
-        if self.second.is_some_and(|second| second.eager) {
+        if second.is_some_and(|second| second.eager) {
             words += " vpmu.switch=eager";
         }
         words
@@ -71,11 +66,10 @@ impl Backend for Monitor<'_> {
         let arch = self.machine.arch;
         let mut boot = parts.boot(arch, folder)?;
         let monitor = artifacts::find(arch, artifacts::MONITOR)?;
-        let second = self
-            .second
-            .map(|second| second_boot(second, parts, arch, folder));
+        let request = self.monitor.second.as_ref();
+        let second = request.map(|second| second_boot(second, parts, arch, folder));
         let second = second.transpose()?;
-        let second = (self.second.zip(second.as_ref())).map(|(request, boot)| boot_file::Second {
+        let second = (request.zip(second.as_ref())).map(|(request, boot)| boot_file::Second {
             image: &boot.kernel,
             initrd: boot.initrd.as_deref(),
             words: &boot.append,
@@ -88,7 +82,7 @@ impl Backend for Monitor<'_> {
             .trim()
             .to_owned();
         let mut launch = qemu::launch(self.machine, self.machine.memory, boot.options())?;
-        if self.second.is_some() {
+        if request.is_some() {
             let mut file = OsString::from("file:");
             file.push(folder.join(SECOND_CONSOLE));
             launch.add(["-serial".into(), file]);
@@ -133,13 +127,17 @@ mod tests {
     #[test]
     fn words_for_the_monitor() {
         let machine = Request::new(Arch::Aarch64).machine;
-        let words = |pmu, host_counters, profile: Option<ProfileRequest>| {
-            Monitor {
-                machine: &machine,
-                pmu,
+        let words = |pmu, host_counters, profile| {
+            let monitor = OurMonitor {
                 host_counters,
-                profile: profile.as_ref(),
+                profile,
                 second: None,
+            };
+            let (machine, monitor) = (&machine, &monitor);
+            Monitor {
+                machine,
+                pmu,
+                monitor,
             }
             .words()
         };

@@ -14,7 +14,6 @@ use crate::spec::arch::Arch;
 /// The parts of a guest, before a backend puts something below it.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
-    /// The payload that runs in the guest.
     pub(crate) payload: &'a Payload,
     /// Images of Debian packages; present when [`crate::spec::Spec::needs_images`] says so.
     pub(crate) images: Option<&'a Images>,
@@ -38,9 +37,7 @@ pub(crate) struct Parts<'a> {
 /// The files and the command line that a machine boots.
 #[derive(Debug, Clone)]
 pub(super) struct Boot {
-    /// The kernel's file.
     pub(super) kernel: PathBuf,
-    /// The initrd's file.
     pub(super) initrd: Option<PathBuf>,
     /// The kernel's command line.
     pub(super) append: String,

@@ -50,15 +50,12 @@ pub(crate) enum Notify {
 /// One job for a guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Job<'a> {
-    /// The guest's architecture.
     pub(crate) arch: Arch,
-    /// The work to run.
     pub(crate) work: &'a Work,
     /// Linux modules of this project's that are loaded before the work.
     pub(crate) modules: &'a [PathBuf],
     /// More of Debian's packages.
     pub(crate) extras: Option<&'a Extras>,
-    /// The treatment of the work's output.
     pub(crate) output: Output,
     /// The terminal that the lab listens to.
     pub(crate) console: &'a str,
@@ -77,19 +74,13 @@ pub(crate) enum Vmm {
     /// Stock QEMU of this name, from the host's packages.
     Qemu(&'static str),
     /// The same, under `vpmu exec`.
-    Exec {
-        /// QEMU's name.
-        qemu: &'static str,
-        /// `vpmu exec`.
-        exec: Exec,
-    },
+    Exec { qemu: &'static str, exec: Exec },
     /// A QEMU that embeds the PMU.
     Patched(OwnProgram),
     /// This project's x86 VMM.
     Ours(OwnProgram),
     /// The user's VMM.
     Theirs {
-        /// The program.
         program: TheirProgram,
         /// `vpmu exec`, where the program runs under it.
         exec: Option<Exec>,
@@ -100,24 +91,18 @@ pub(crate) enum Vmm {
 #[derive(Debug, Clone)]
 pub(crate) struct Exec {
     options: Vec<String>,
-    /// The command.
     vpmu: OwnProgram,
-    /// The library.
     preload: OwnProgram,
 }
 
 /// The settings that the KVM host gets for its guest.
 #[derive(Debug, Clone)]
 pub(crate) struct HostJob<'a> {
-    /// The architecture of the host and its guest.
     pub(crate) arch: Arch,
-    /// The program that runs the guest.
     pub(crate) vmm: Vmm,
-    /// The VMM's options.
     pub(crate) options: &'a [String],
     /// The guest's kernel command line.
     pub(crate) append: &'a str,
-    /// The guest's processors.
     pub(crate) vcpus: u32,
     /// Whether the host's clock ticks at another rate than the guest's, so that the host's shares
     /// of time are fair.

@@ -28,9 +28,7 @@ const FILES: &str = "{dir}";
 /// The guest, as far as placeholders tell it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Values<'a> {
-    /// The kernel's command line.
     pub(crate) command_line: &'a str,
-    /// The number of processors.
     pub(crate) vcpus: u32,
     /// Its memory, MiB.
     pub(crate) memory: u32,

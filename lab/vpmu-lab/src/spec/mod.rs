@@ -178,14 +178,7 @@ pub enum Way {
     /// Runs directly on the machine that QEMU emulates.
     Native,
     /// Runs on this project's monitor, on that machine.
-    Monitor {
-        /// Counters that the monitor keeps, where that is a choice.
-        host_counters: Option<u32>,
-        /// The profile that the monitor takes of its guest.
-        profile: Option<ProfileRequest>,
-        /// A second guest, which shares the first processor.
-        second: Option<SecondRequest>,
-    },
+    Monitor(OurMonitor),
     /// Runs in a stock KVM host on that machine, under this VMM.
     Nested(Vmm),
     /// Runs in this machine's own KVM, under this project's VMM.
@@ -202,10 +195,21 @@ impl Way {
     /// Returns the guest beside the one that is measured.
     pub fn second(&self) -> Option<&SecondRequest> {
         match self {
-            Self::Monitor { second, .. } => second.as_ref(),
+            Self::Monitor(monitor) => monitor.second.as_ref(),
             Self::Native | Self::Nested(_) | Self::Direct(_) => None,
         }
     }
+}
+
+/// The configuration of this project's monitor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OurMonitor {
+    /// Counters that the monitor keeps, where that is a choice.
+    pub host_counters: Option<u32>,
+    /// The profile that the monitor takes of its guest.
+    pub profile: Option<ProfileRequest>,
+    /// A second guest, which shares the first processor.
+    pub second: Option<SecondRequest>,
 }
 
 /// A guest beside the one that is measured, on the same processor.

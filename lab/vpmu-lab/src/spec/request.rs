@@ -13,7 +13,9 @@ use super::command::Command;
 use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
-use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
+use super::{
+    Guest, Machine, OurMonitor, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work,
+};
 use crate::host::qemu::Qemu;
 use crate::{Error, Result, usage};
 
@@ -293,12 +295,12 @@ impl Request {
             (_, Pmu::Native) => Way::Native,
             (_, Pmu::Kvm) => Way::Nested(Vmm::Stock),
             (_, Pmu::Mediated) => Way::Nested(Vmm::Mediated),
-            (Arch::Aarch64, pmu) => Way::Monitor {
+            (Arch::Aarch64, pmu) => Way::Monitor(OurMonitor {
                 host_counters: (has_partition(pmu) || self.is_profiled(pmu))
                     .then_some(self.host_counters),
                 profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
                 second: self.second.clone(),
-            },
+            }),
             (Arch::X86_64, Pmu::Vmm) => self.theirs(None),
             (Arch::X86_64, Pmu::Exec) if self.vmm.is_some() => self.theirs(Some(vmm())),
             (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec(vmm())),

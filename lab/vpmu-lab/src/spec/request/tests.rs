@@ -156,10 +156,12 @@ fn each_design_has_its_way() {
         )
         .unwrap();
     let ways: Vec<Way> = guests.into_iter().map(|guest| guest.way).collect();
-    let monitor = |host_counters| Way::Monitor {
-        host_counters,
-        profile: None,
-        second: None,
+    let monitor = |host_counters| {
+        Way::Monitor(OurMonitor {
+            host_counters,
+            profile: None,
+            second: None,
+        })
     };
     assert_eq!(
         ways,
