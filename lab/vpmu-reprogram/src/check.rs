@@ -42,6 +42,11 @@ impl From<String> for Unseen {
     }
 }
 
+/// Says that there is nothing to check here.
+pub(crate) fn skipped<T>(why: impl Into<String>) -> Result<T, Unseen> {
+    Err(Unseen::Skipped(why.into()))
+}
+
 /// What a check has found: the observation where the promise holds.
 pub(crate) type Found = Result<String, Unseen>;
 
@@ -95,7 +100,7 @@ pub(crate) fn host_of(options: PerfOptions) -> Result<PerfHost, String> {
 fn hardware_only(backing: Backing) -> Result<(), Unseen> {
     match backing {
         Backing::Hardware => Ok(()),
-        Backing::Clock => Err(Unseen::Skipped("only hardware events can".to_owned())),
+        Backing::Clock => skipped("only hardware events can"),
     }
 }
 
@@ -266,7 +271,7 @@ fn sampled(backing: Backing) -> Found {
     let period = NonZeroU64::new(PERIOD).expect("no period is 0");
     if host.begin_sampling(FIRST, period) == 0 {
         // As in a guest with kvmclock.
-        return Err(Unseen::Skipped("perf's clock is not the TSC".to_owned()));
+        return skipped("perf's clock is not the TSC");
     }
     host.resume(FIRST.alone());
     spin(&mut host, 20 * MOMENT);
@@ -375,8 +380,7 @@ fn rare(backing: Backing) -> Found {
     hardware_only(backing)?;
     if is_virtual() {
         // As this project's PMU does on a clock, whose overflows are some time apart.
-        let why = "the hypervisor may have a bound of its own";
-        return Err(Unseen::Skipped(why.to_owned()));
+        return skipped("the hypervisor may have a bound of its own");
     }
     let mut host = host_of(PerfOptions {
         repeating: true,

@@ -10,7 +10,7 @@ use vpmu::x86::CounterConfig;
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfError, PerfHost, Support, support};
 
-use crate::check::{CHECKS, Found, Unseen, holds_if, host, is_virtual, spin_for};
+use crate::check::{CHECKS, Found, Unseen, holds_if, host, is_virtual, skipped, spin_for};
 use crate::{name, options};
 
 /// Descriptors of a vCPU whose guest uses all that it is offered: general and fixed counters, a group's leader and two
@@ -52,7 +52,7 @@ pub(crate) fn selftest() -> Result<Value, String> {
     for (promise, check) in HARDWARE {
         let found = match support.backing {
             Backing::Hardware => check(&support),
-            Backing::Clock => Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
+            Backing::Clock => skipped(NO_HARDWARE),
         };
         rows.push(row(&format!("hardware: {promise}"), found));
     }
@@ -75,11 +75,11 @@ fn row(name: &str, found: Found) -> Value {
 /// Says why nothing can be checked with `backing`. Only an absent PMU is no failure.
 fn absent(backing: Backing, error: &PerfError) -> Found {
     match (backing, error) {
-        (Backing::Hardware, PerfError::NoHardware) => Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
+        (Backing::Hardware, PerfError::NoHardware) => skipped(NO_HARDWARE),
         (Backing::Hardware, PerfError::Open(errno))
             if [Errno::NODEV, Errno::INVAL].contains(&Errno::from_raw_os_error(*errno)) =>
         {
-            Err(Unseen::Skipped(NO_HARDWARE.to_owned()))
+            skipped(NO_HARDWARE)
         }
         _ => Err(error.to_string().into()),
     }
@@ -123,11 +123,8 @@ fn event(select: u64) -> CounterConfig {
 /// One counter more than is promised may share: what is promised may not.
 fn promised(support: &Support) -> Found {
     let free = match support.counters {
-        None => return Err(Unseen::Skipped(NO_HARDWARE.to_owned())),
-        Some(0) => {
-            let taken = "others have all counters of this host's at the moment";
-            return Err(Unseen::Skipped(taken.to_owned()));
-        }
+        None => return skipped(NO_HARDWARE),
+        Some(0) => return skipped("others have all counters of this host's at the moment"),
         Some(free) => free,
     };
     let mut host = host(Backing::Hardware)?;
@@ -183,9 +180,9 @@ fn events(_: &Support) -> Found {
 fn mediated(support: &Support) -> Found {
     match support.mediated {
         false => Ok("events that count guests can be opened".to_owned()),
-        true => Err(Unseen::Skipped(
-            "another VM has it now: counters are lost until it ends. Start vpmu again without that VM".to_owned(),
-        )),
+        true => skipped(
+            "another VM has it now: counters are lost until it ends. Start vpmu again without that VM",
+        ),
     }
 }
 
@@ -193,23 +190,17 @@ fn mediated(support: &Support) -> Found {
 fn guests_only(_: &Support) -> Found {
     match vpmu_kvm::guests_only() {
         Ok(found) => {
-            let seen = format!(
-                "{} cycles of the host, {} of a guest",
-                found.host, found.guest
-            );
+            let (host, guest) = (found.host, found.guest);
+            let seen = format!("{host} cycles of the host, {guest} of a guest");
             holds_if(found.holds(), seen)
         }
-        Err(error) => Err(Unseen::Skipped(format!(
-            "no guest can be run here: {error}"
-        ))),
+        Err(error) => skipped(format!("no guest can be run here: {error}")),
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn guests_only(_: &Support) -> Found {
-    Err(Unseen::Skipped(
-        "there is a guest for x86-64 only".to_owned(),
-    ))
+    skipped("there is a guest for x86-64 only")
 }
 
 /// A report comes some instructions late: no precise host event counts a guest. Tries none, because Linux could not keep its
@@ -221,23 +212,24 @@ fn precise(_: &Support) -> Found {
         pebs: true,
     };
     match vpmu_kvm::detect(with_pebs, &vpmu_kvm::Options::default()) {
-        Err(vpmu_kvm::Error::PebsSkid) => Err(Unseen::Skipped(
+        Err(vpmu_kvm::Error::PebsSkid) => skipped(
             "no precise host event counts a guest, so that records would be some instructions late: PEBS is \
-             offered only where a VMM accepts that (--pebs-skid)"
-                .to_owned(),
-        )),
-        Err(error) => Err(Unseen::Skipped(error.to_string())),
+             offered only where a VMM accepts that (--pebs-skid)",
+        ),
+        Err(error) => skipped(error.to_string()),
         // The trial has found hardware counters broken, so that a clock counts.
         Ok(_) if !vpmu_kvm::guests_only().is_ok_and(|found| found.holds()) => {
             Ok("a clock counts, whose records have no skid".to_owned())
         }
-        Ok(_) => Err("PEBS is offered, and its records are late".to_owned().into()),
+        Ok(_) => Err("PEBS is offered, and its records are late"
+            .to_owned()
+            .into()),
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn precise(_: &Support) -> Found {
-    Err(Unseen::Skipped("PEBS is for x86-64 only".to_owned()))
+    skipped("PEBS is for x86-64 only")
 }
 
 fn descriptors() -> Found {
