@@ -130,11 +130,8 @@ fn shares(rows: &[Row], pmis: Option<u64>) -> Vec<Row> {
 /// KVM handles without telling.
 fn published_per_pmi() -> f64 {
     let pmis = published_exits("EXCEPTION_NMI");
-    let registers = PUBLISHED_MSRS
-        .iter()
-        .filter(|(register, _)| !is_kept(register))
-        .map(|(_, count)| count)
-        .sum::<u64>();
+    let registers = PUBLISHED_MSRS.iter().filter(|(name, _)| !is_kept(name));
+    let registers = registers.map(|(_, count)| count).sum::<u64>();
     let all = pmis + published_exits("RDPMC") + registers;
     hundredths(all as f64 / pmis as f64)
 }
@@ -166,11 +163,8 @@ fn published_layout(run: &Run, registers: &[(&str, u64)]) -> Vec<Row> {
     let kinds = kinds(trapped, host);
     let mut rows = Vec::new();
     for (kind, published) in PUBLISHED_EXITS {
-        rows.push(row(
-            format!("exits:{kind}"),
-            kinds.get(kind).copied(),
-            Some(published),
-        ));
+        let count = kinds.get(kind).copied();
+        rows.push(row(format!("exits:{kind}"), count, Some(published)));
     }
     for (kind, &count) in &kinds {
         if !PUBLISHED_EXITS.iter().any(|(name, _)| name == kind) {

@@ -47,22 +47,19 @@ pub(super) fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
     add("exits:msr-write", to_user);
     for (key, &count) in trace.get("kvm_msr")? {
         let (direction, _) = key.split_once(',')?;
-        add(
-            if direction == "1" {
-                "exits:msr-write"
-            } else {
-                "exits:msr-read"
-            },
-            count,
-        );
+        let is_write = direction == "1";
+        let name = if is_write {
+            "exits:msr-write"
+        } else {
+            "exits:msr-read"
+        };
+        add(name, count);
     }
     add("msr_writes:apic-eoi", of("kvm_msr", X2APIC_EOI)?);
     add("msr_writes:apic-icr", of("kvm_msr", X2APIC_ICR)?);
     add("msr_writes:paravirtual", to_user);
-    add(
-        "tsc_deadline_exits",
-        of("kvm_msr", IA32_TSC_DEADLINE)? + to_user,
-    );
+    let deadlines = of("kvm_msr", IA32_TSC_DEADLINE)? + to_user;
+    add("tsc_deadline_exits", deadlines);
     add("timer_interrupts", of("kvm_inj_virq", LOCAL_TIMER_VECTOR)?);
     // Where events were lost, their order tells nothing.
     if of("woken", "lost")? > 0 {
@@ -90,10 +87,8 @@ pub(super) fn lines<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = Ve
 pub(super) fn transactions(text: &str) -> Option<(u64, f64)> {
     for line in text.lines() {
         if let Ok(said) = serde_json::from_str::<serde_json::Value>(line) {
-            return Some((
-                said.get("transactions")?.as_u64()?,
-                said.get("seconds")?.as_f64()?,
-            ));
+            let count = said.get("transactions")?.as_u64()?;
+            return Some((count, said.get("seconds")?.as_f64()?));
         }
     }
     let executed = text

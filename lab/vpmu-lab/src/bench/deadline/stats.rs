@@ -25,6 +25,9 @@ const PUBLISHED: [(&str, f64, f64); 9] = [
 /// The published decrease of TSC-deadline writes and of exits, percent.
 const PUBLISHED_GONE: [(&str, f64); 2] = [("tsc_deadline_exits", 97.5), ("exits", 53.9)];
 
+/// The module's counters, in the order of their columns, behind the processor's.
+const COUNTERS: &str = "asked avoided written interrupts early rearmed stray idle_due idle_extra";
+
 /// The sum of boots.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Stats {
@@ -50,18 +53,8 @@ impl Stats {
         let guest: Vec<Vec<u64>> = read::lines(text, "counters").collect();
         let column =
             |index: usize| -> Option<u64> { guest.iter().map(|cpu| cpu.get(index).copied()).sum() };
-        for (name, index) in [
-            ("guest:asked", 1),
-            ("guest:avoided", 2),
-            ("guest:written", 3),
-            ("guest:interrupts", 4),
-            ("guest:early", 5),
-            ("guest:rearmed", 6),
-            ("guest:stray", 7),
-            ("guest:idle_due", 8),
-            ("guest:idle_extra", 9),
-        ] {
-            stats.counts.insert(name.to_owned(), column(index)?);
+        for (name, index) in COUNTERS.split(' ').zip(1..) {
+            stats.counts.insert(format!("guest:{name}"), column(index)?);
         }
         for bucket in read::lines(text, "bucket") {
             let &[from, count] = bucket.as_slice() else {
@@ -139,17 +132,14 @@ impl Stats {
         };
         let number = |count: u64| Some(count as f64);
         let of = |name: &str, unit| row(name, number(self.count(name)), unit);
+        let needless = number(self.count("guest:idle_extra"));
         let mut rows = vec![
             of("tsc_deadline_exits", "exits"),
             of("exits", "exits"),
             of("timer_interrupts", "interrupts"),
             // These are timer interrupts that found their CPU idle and no deadline due. KVM's
             // wake-ups do not show them, because KVM also wakes vCPUs for other reasons.
-            row(
-                "halted_wakeups",
-                number(self.count("guest:idle_extra")),
-                "wake-ups",
-            ),
+            row("halted_wakeups", needless, "wake-ups"),
         ];
         if let Some(rate) = self.rate() {
             let tenths = (rate * 10.0).round() / 10.0;
@@ -170,11 +160,8 @@ impl Stats {
             *octaves.entry(octave(from)).or_insert(0) += count;
         }
         for (from, count) in octaves {
-            rows.push(row(
-                &format!("latency_ns:{from}"),
-                number(count),
-                "interrupts",
-            ));
+            let name = format!("latency_ns:{from}");
+            rows.push(row(&name, number(count), "interrupts"));
         }
         for name in self.counts.keys() {
             let shown = ["exits:", "msr_writes:", "woken:", "guest:"];
@@ -202,17 +189,14 @@ impl Stats {
             .map(|&(name, published)| {
                 let (before, after) = (plain.count(name) as f64, self.count(name) as f64);
                 let gone = (before > 0.0).then(|| 100.0 * (before - after) / before);
-                let published = published_for(mode, suffix, published);
+                let is_published = mode == "paravirtual" && suffix.is_empty();
+                let published = is_published.then_some(published);
                 row(&format!("{name}_gone"), gone, published, "percent")
             })
             .collect();
         if let Some((before, after)) = plain.rate().zip(self.rate()) {
-            rows.push(row(
-                "transactions_per_s_ratio",
-                Some(after / before),
-                None,
-                "",
-            ));
+            let ratio = Some(after / before);
+            rows.push(row("transactions_per_s_ratio", ratio, None, ""));
         }
         if let Some((before, after)) = plain.percentile(99).zip(self.percentile(99)) {
             let ratio = after as f64 / before as f64;
@@ -220,10 +204,6 @@ impl Stats {
         }
         rows
     }
-}
-
-fn published_for(mode: &str, suffix: &str, value: f64) -> Option<f64> {
-    (mode == "paravirtual" && suffix.is_empty()).then_some(value)
 }
 
 /// Returns the greatest power of two at or below a number.
