@@ -20,11 +20,14 @@ mod sampling;
 mod switch;
 
 use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+
+use itertools::Itertools;
 
 use parts::Part;
 
+use crate::host::parallel::lock;
 use crate::host::qemu::Qemu;
 use crate::image::cache::Session;
 use crate::report::figures::{Report, Row};
@@ -127,21 +130,11 @@ impl Bench {
             session,
         };
         let rows = (self.rows)(&context)?;
-        let backing = match context
-            .backings
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)[..]
-        {
-            [one] => Some(one),
-            // None counted, or each mode says what did.
-            _ => None,
-        };
+        // Else none counted, or each mode says what did.
+        let backing = lock(&context.backings).drain(..).exactly_one().ok();
+        let warnings = std::mem::take(&mut *lock(&context.warnings));
         let qemu = context.version.into_inner();
-        let warnings = context.warnings.into_inner();
-        Ok((
-            Report::new(self.name, qemu, backing, rows),
-            warnings.unwrap_or_else(PoisonError::into_inner),
-        ))
+        Ok((Report::new(self.name, qemu, backing, rows), warnings))
     }
 }
 
@@ -202,9 +195,8 @@ impl Context<'_> {
             return Err(row.failed());
         }
         if has_pmu {
-            let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
             let all = table::warnings(&comparison.rows).into_iter();
-            warnings.extend(all.map(|warning| format!("{part}: {warning}")));
+            lock(&self.warnings).extend(all.map(|warning| format!("{part}: {warning}")));
         }
         self.note_machine(&comparison.rows);
         Ok(comparison.rows)
@@ -224,7 +216,7 @@ impl Context<'_> {
     }
 
     fn note_backing(&self, backing: Backing) {
-        let mut backings = self.backings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backings = lock(&self.backings);
         if !backings.contains(&backing) {
             backings.push(backing);
         }
@@ -260,13 +252,9 @@ fn processor(has_counters: bool, request: &Request, designs: &[Design]) -> Optio
 
 /// Returns this project's VMM with each of `policies`.
 fn emulated(policies: &[Policy]) -> Vec<Design> {
-    policies
-        .iter()
-        .map(|&policy| Design {
-            pmu: Pmu::Emulated,
-            policy: Some(policy),
-        })
-        .collect()
+    let pmu = Pmu::Emulated;
+    let policies = policies.iter().map(|&policy| Some(policy));
+    policies.map(|policy| Design { pmu, policy }).collect()
 }
 
 /// Returns a design's name in a row of a bench.

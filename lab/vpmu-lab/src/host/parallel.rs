@@ -1,7 +1,7 @@
 //! Several runs at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use itertools::Itertools;
@@ -9,6 +9,11 @@ use itertools::Itertools;
 /// Returns the number of runs at once: each run of QEMU takes a processor.
 pub(crate) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Locks what another thread may have left in the middle of its work.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Maps `items` by `work`, `at_once` of them at a time, beginning with the first.

@@ -78,11 +78,8 @@ impl Tool {
         let mut child = KillOnDrop(child);
         let begin = Instant::now();
         let status = loop {
-            if let Some(status) = child
-                .0
-                .try_wait()
-                .map_err(Error::file("wait for", self.program))?
-            {
+            let status = child.0.try_wait();
+            if let Some(status) = status.map_err(Error::file("wait for", self.program))? {
                 break Some(status);
             }
             cancel.check()?;

@@ -1,11 +1,13 @@
 //! The same command under several designs, side by side.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use itertools::{Either, Itertools};
 
 use super::supervise::Stage;
 use super::{Lab, Sink, once_more};
-use crate::host::parallel;
+use crate::host::parallel::{self, lock};
 use crate::host::progress::Task;
 use crate::image::job::Output;
 use crate::report::result::Row;
@@ -41,23 +43,17 @@ pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
         if let Ok(row) = &row {
             task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
         }
-        task.done();
         (guest.design, row)
     });
     lab.session.cancel.check()?;
-    let mut comparison = Comparison {
-        rows: Vec::new(),
-        failures: Vec::new(),
-    };
     let place = |design| spec.guests.iter().position(|guest| guest.design == design);
     finished.sort_by_key(|(design, _)| place(*design));
-    for (design, row) in finished {
-        match row {
-            Ok(row) => comparison.rows.push(row),
-            Err(error) => comparison.failures.push((design, error)),
-        }
-    }
-    Ok(comparison)
+    let results = finished.into_iter();
+    let (rows, failures) = results.partition_map(|(design, row)| match row {
+        Ok(row) => Either::Left(row),
+        Err(error) => Either::Right((design, error)),
+    });
+    Ok(Comparison { rows, failures })
 }
 
 fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<Row> {
@@ -130,8 +126,4 @@ impl Write for Captured {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

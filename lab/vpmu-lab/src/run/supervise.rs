@@ -11,7 +11,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::activity::Activity;
 use super::clock::Clock;
 use crate::host::cancel::Cancel;
+use crate::host::parallel::lock;
 use crate::run::console::{Piece, Splitter, Transcript};
 use crate::{Error, Failure, Result};
 
@@ -85,14 +86,11 @@ pub(crate) fn run(
     stage: &mut dyn FnMut(Stage),
 ) -> Result<Transcript> {
     let mut errors = tempfile::tempfile().map_err(Error::file("write in", std::env::temp_dir()))?;
+    let duplicate = errors.try_clone();
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(
-            errors
-                .try_clone()
-                .map_err(Error::file("open", "a temporary file"))?,
-        )
+        .stderr(duplicate.map_err(Error::file("open", "a temporary file"))?)
         .process_group(0);
     let child = command.spawn().map_err(Error::file("run", program))?;
     let mut qemu = Qemu(child);
@@ -109,20 +107,20 @@ pub(crate) fn run(
     while !reader.is_finished() {
         thread::sleep(POLL);
         cancel.check()?;
-        let now = Stage::of(&shared.lock());
+        let now = Stage::of(&lock(&shared.transcript));
         if now != last_stage {
             last_stage = now;
             stage(now);
         }
         if let Some(failure) = watch.passed(now) {
-            let transcript = shared.lock();
+            let transcript = lock(&shared.transcript);
             return Err(transcript.failed(ended_badly(&transcript).unwrap_or(failure)));
         }
     }
     reader.join().unwrap_or(Ok(()))?;
     let status = qemu.wait(program, LAST_WORDS)?;
     // The reader is gone, so the transcript is whole and nobody else's.
-    let transcript = std::mem::take(&mut *shared.lock());
+    let transcript = std::mem::take(&mut *lock(&shared.transcript));
     if !status.success() {
         let mut message = String::new();
         // QEMU's message could not be read, so its status has to do.
@@ -204,14 +202,6 @@ struct Shared {
     writing: AtomicBool,
 }
 
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Transcript> {
-        self.transcript
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 fn read_console(mut from: impl Read, mut streams: Streams, shared: &Shared) -> Result<()> {
     let mut splitter = Splitter::default();
     let mut buffer = [0; 16 << 10];
@@ -228,7 +218,7 @@ fn read_console(mut from: impl Read, mut streams: Streams, shared: &Shared) -> R
                 .map_err(Error::file("write", "the console log"))?;
         }
         for piece in splitter.feed(chunk) {
-            let output = shared.lock().note(&piece).to_vec();
+            let output = lock(&shared.transcript).note(&piece).to_vec();
             let bytes = match &piece {
                 Piece::Bytes(bytes) if streams.raw => bytes,
                 _ => &output,
@@ -263,11 +253,8 @@ impl Qemu {
     fn wait(&mut self, program: &str, limit: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
-            if let Some(status) = self
-                .0
-                .try_wait()
-                .map_err(Error::file("wait for", "the machine"))?
-            {
+            let status = self.0.try_wait();
+            if let Some(status) = status.map_err(Error::file("wait for", "the machine"))? {
                 return Ok(status);
             }
             if start.elapsed() > limit {

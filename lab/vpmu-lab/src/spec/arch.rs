@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 use strum::Display;
 
@@ -120,11 +121,7 @@ impl Arch {
             && ["kvm_intel", "kvm_amd"]
                 .iter()
                 .any(|module| Path::new("/sys/module").join(module).exists())
-            && rustix::fs::access(
-                "/dev/kvm",
-                rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK,
-            )
-            .is_ok()
+            && access("/dev/kvm", Access::READ_OK | Access::WRITE_OK).is_ok()
     }
 }
 
