@@ -12,6 +12,7 @@ mod counters;
 mod filter;
 pub mod intel;
 pub mod lbr;
+mod msr;
 pub mod pebs;
 mod pmu;
 mod registers;

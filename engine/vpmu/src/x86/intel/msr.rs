@@ -1,8 +1,7 @@
 //! The MSRs of the PMU by name. SDM vol. 4, table 2-2 ("IA-32 Architectural MSRs").
 
-use core::fmt;
-
 use crate::counter::{Counter, CounterSet};
+use crate::x86::msr::msrs;
 
 /// No PMU here has more general counters: the MSRs IA32_PMC0 to IA32_PMC7 and their aliases are
 /// architectural.
@@ -15,22 +14,6 @@ pub const MAX_FIXED: u8 = 7;
 /// General counters begin at 0.
 // The middle of a set of 32, so that a conversion from the global registers is a shift.
 pub const FIXED: u8 = 16;
-
-const IA32_PMC0: u32 = 0xc1;
-const IA32_PERFEVTSEL0: u32 = 0x186;
-const IA32_DEBUGCTL: u32 = 0x1d9;
-const IA32_FIXED_CTR0: u32 = 0x309;
-const IA32_PERF_CAPABILITIES: u32 = 0x345;
-const IA32_FIXED_CTR_CTRL: u32 = 0x38d;
-const IA32_PERF_GLOBAL_STATUS: u32 = 0x38e;
-const IA32_PERF_GLOBAL_CTRL: u32 = 0x38f;
-const IA32_PERF_GLOBAL_OVF_CTRL: u32 = 0x390;
-const IA32_PERF_GLOBAL_STATUS_SET: u32 = 0x391;
-const IA32_PERF_GLOBAL_INUSE: u32 = 0x392;
-const IA32_PEBS_ENABLE: u32 = 0x3f1;
-const MSR_PEBS_DATA_CFG: u32 = 0x3f2;
-const IA32_A_PMC0: u32 = 0x4c1;
-const IA32_DS_AREA: u32 = 0x600;
 
 /// Bits of IA32_PERF_GLOBAL_STATUS that are no counter's.
 pub mod global_status {
@@ -54,151 +37,49 @@ pub mod debugctl {
     pub const FREEZE_WHILE_SMM: u64 = 1 << 14;
 }
 
-/// An MSR that belongs to the PMU. The index in a register's number may name a counter that does not exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Msr {
+msrs! {
+    /// An MSR that belongs to the PMU. The index in a register's number may name a counter that does not exist. Those
+    /// [of PEBS](Self::is_of_pebs) exist only where PEBS is offered.
+    Msr
+    [each]
     /// IA32_PERFEVTSELx: what general counter x counts.
-    PerfEvtSel(u8),
+    PerfEvtSel = "IA32_PERFEVTSEL", 0x186 + 1 * MAX_GENERAL;
     /// IA32_PMCx: general counter x. Writes have 32 bits, and bit 31 is extended.
-    Pmc(u8),
+    Pmc = "IA32_PMC", 0xc1 + 1 * MAX_GENERAL;
     /// IA32_A_PMCx: general counter x. Writes have the counter's width.
-    FullWidthPmc(u8),
+    FullWidthPmc = "IA32_A_PMC", 0x4c1 + 1 * MAX_GENERAL;
     /// IA32_FIXED_CTRx: fixed counter x.
-    FixedCtr(u8),
+    FixedCtr = "IA32_FIXED_CTR", 0x309 + 1 * MAX_FIXED;
+    [single]
     /// IA32_FIXED_CTR_CTRL: four bits for each fixed counter.
-    FixedCtrCtrl,
+    FixedCtrCtrl = "IA32_FIXED_CTR_CTRL", 0x38d;
     /// IA32_PERF_GLOBAL_STATUS: who has overflowed.
-    GlobalStatus,
+    GlobalStatus = "IA32_PERF_GLOBAL_STATUS", 0x38e;
     /// IA32_PERF_GLOBAL_CTRL: who may count.
-    GlobalCtrl,
+    GlobalCtrl = "IA32_PERF_GLOBAL_CTRL", 0x38f;
     /// IA32_PERF_GLOBAL_OVF_CTRL, from version 4 on IA32_PERF_GLOBAL_STATUS_RESET: clears bits of
     /// IA32_PERF_GLOBAL_STATUS.
-    GlobalOvfCtrl,
+    GlobalOvfCtrl = "IA32_PERF_GLOBAL_OVF_CTRL", 0x390;
     /// IA32_PERF_GLOBAL_STATUS_SET: sets bits of IA32_PERF_GLOBAL_STATUS. From version 4 on.
-    GlobalStatusSet,
+    GlobalStatusSet = "IA32_PERF_GLOBAL_STATUS_SET", 0x391;
     /// IA32_PERF_GLOBAL_INUSE: which counters are configured. From version 4 on.
-    GlobalInuse,
+    GlobalInuse = "IA32_PERF_GLOBAL_INUSE", 0x392;
     /// IA32_PERF_CAPABILITIES.
-    PerfCapabilities,
+    PerfCapabilities = "IA32_PERF_CAPABILITIES", 0x345;
     /// IA32_DEBUGCTL, which the PMU shares with the debug facilities.
-    DebugCtl,
+    DebugCtl = "IA32_DEBUGCTL", 0x1d9;
     /// IA32_PEBS_ENABLE: whose overflows write records.
-    PebsEnable,
+    PebsEnable = "IA32_PEBS_ENABLE", 0x3f1;
     /// MSR_PEBS_DATA_CFG: what is in an adaptive record.
-    PebsDataCfg,
+    PebsDataCfg = "MSR_PEBS_DATA_CFG", 0x3f2;
     /// IA32_DS_AREA: where the buffer is described.
-    DsArea,
+    DsArea = "IA32_DS_AREA", 0x600;
 }
 
 impl Msr {
-    /// Returns the MSR at `address`, or `None` if no MSR of the PMU is there.
-    pub const fn decode(address: u32) -> Option<Self> {
-        const fn index(address: u32, first: u32, count: u8) -> Option<u8> {
-            // An address below the block must not wrap into it.
-            match address.checked_sub(first) {
-                Some(n) if n < count as u32 => Some(n as u8),
-                _ => None,
-            }
-        }
-        // As long as any PMU's blocks are: a counter that this guest lacks is #GP, and no MSR of the VMM's.
-        if let Some(n) = index(address, IA32_PERFEVTSEL0, MAX_GENERAL) {
-            return Some(Self::PerfEvtSel(n));
-        }
-        if let Some(n) = index(address, IA32_PMC0, MAX_GENERAL) {
-            return Some(Self::Pmc(n));
-        }
-        if let Some(n) = index(address, IA32_A_PMC0, MAX_GENERAL) {
-            return Some(Self::FullWidthPmc(n));
-        }
-        if let Some(n) = index(address, IA32_FIXED_CTR0, MAX_FIXED) {
-            return Some(Self::FixedCtr(n));
-        }
-        Some(match address {
-            IA32_FIXED_CTR_CTRL => Self::FixedCtrCtrl,
-            IA32_PERF_GLOBAL_STATUS => Self::GlobalStatus,
-            IA32_PERF_GLOBAL_CTRL => Self::GlobalCtrl,
-            IA32_PERF_GLOBAL_OVF_CTRL => Self::GlobalOvfCtrl,
-            IA32_PERF_GLOBAL_STATUS_SET => Self::GlobalStatusSet,
-            IA32_PERF_GLOBAL_INUSE => Self::GlobalInuse,
-            IA32_PERF_CAPABILITIES => Self::PerfCapabilities,
-            IA32_DEBUGCTL => Self::DebugCtl,
-            IA32_PEBS_ENABLE => Self::PebsEnable,
-            MSR_PEBS_DATA_CFG => Self::PebsDataCfg,
-            IA32_DS_AREA => Self::DsArea,
-            _ => return None,
-        })
-    }
-
-    /// Returns the MSR's address. A number that no MSR has gives an address near those that exist.
-    pub const fn address(self) -> u32 {
-        match self {
-            // Not checked: the number may be of a counter that no PMU has.
-            Self::PerfEvtSel(n) => IA32_PERFEVTSEL0 + n as u32,
-            Self::Pmc(n) => IA32_PMC0 + n as u32,
-            Self::FullWidthPmc(n) => IA32_A_PMC0 + n as u32,
-            Self::FixedCtr(n) => IA32_FIXED_CTR0 + n as u32,
-            Self::FixedCtrCtrl => IA32_FIXED_CTR_CTRL,
-            Self::GlobalStatus => IA32_PERF_GLOBAL_STATUS,
-            Self::GlobalCtrl => IA32_PERF_GLOBAL_CTRL,
-            Self::GlobalOvfCtrl => IA32_PERF_GLOBAL_OVF_CTRL,
-            Self::GlobalStatusSet => IA32_PERF_GLOBAL_STATUS_SET,
-            Self::GlobalInuse => IA32_PERF_GLOBAL_INUSE,
-            Self::PerfCapabilities => IA32_PERF_CAPABILITIES,
-            Self::DebugCtl => IA32_DEBUGCTL,
-            Self::PebsEnable => IA32_PEBS_ENABLE,
-            Self::PebsDataCfg => MSR_PEBS_DATA_CFG,
-            Self::DsArea => IA32_DS_AREA,
-        }
-    }
-
     /// Returns whether the MSR exists only with [`pebs`](crate::x86::pebs).
     pub const fn is_of_pebs(self) -> bool {
         matches!(self, Self::PebsEnable | Self::PebsDataCfg | Self::DsArea)
-    }
-
-    /// Returns every MSR that can belong to a PMU: what an integration has to intercept. The MSRs
-    /// [of PEBS](Self::is_of_pebs) exist only where PEBS is offered.
-    pub fn all() -> impl Iterator<Item = Self> {
-        let general = (0..MAX_GENERAL)
-            .flat_map(|n| [Self::PerfEvtSel(n), Self::Pmc(n), Self::FullWidthPmc(n)]);
-        let fixed = (0..MAX_FIXED).map(Self::FixedCtr);
-        general.chain(fixed).chain([
-            Self::FixedCtrCtrl,
-            Self::GlobalStatus,
-            Self::GlobalCtrl,
-            Self::GlobalOvfCtrl,
-            Self::GlobalStatusSet,
-            Self::GlobalInuse,
-            Self::PerfCapabilities,
-            Self::DebugCtl,
-            Self::PebsEnable,
-            Self::PebsDataCfg,
-            Self::DsArea,
-        ])
-    }
-}
-
-/// The SDM's name.
-impl fmt::Display for Msr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::PerfEvtSel(n) => return write!(f, "IA32_PERFEVTSEL{n}"),
-            Self::Pmc(n) => return write!(f, "IA32_PMC{n}"),
-            Self::FullWidthPmc(n) => return write!(f, "IA32_A_PMC{n}"),
-            Self::FixedCtr(n) => return write!(f, "IA32_FIXED_CTR{n}"),
-            Self::FixedCtrCtrl => "IA32_FIXED_CTR_CTRL",
-            Self::GlobalStatus => "IA32_PERF_GLOBAL_STATUS",
-            Self::GlobalCtrl => "IA32_PERF_GLOBAL_CTRL",
-            Self::GlobalOvfCtrl => "IA32_PERF_GLOBAL_OVF_CTRL",
-            Self::GlobalStatusSet => "IA32_PERF_GLOBAL_STATUS_SET",
-            Self::GlobalInuse => "IA32_PERF_GLOBAL_INUSE",
-            Self::PerfCapabilities => "IA32_PERF_CAPABILITIES",
-            Self::DebugCtl => "IA32_DEBUGCTL",
-            Self::PebsEnable => "IA32_PEBS_ENABLE",
-            Self::PebsDataCfg => "MSR_PEBS_DATA_CFG",
-            Self::DsArea => "IA32_DS_AREA",
-        };
-        f.write_str(name)
     }
 }
 
