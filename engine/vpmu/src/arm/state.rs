@@ -96,34 +96,6 @@ impl PmuState {
         Ok(())
     }
 
-    /// Makes this the state that [`reset`](Self::reset) returns.
-    pub(super) fn clear(&mut self, version: PmuVersion, counters: u8) {
-        let Self {
-            layout,
-            version: told,
-            pmcr,
-            pmcnten,
-            pminten,
-            pmovs,
-            pmselr,
-            pmuserenr,
-            pmccntr,
-            pmccfiltr,
-            pmevcntr,
-            pmevtyper,
-        } = self;
-        *layout = Self::LAYOUT;
-        *told = version;
-        *pmcr = u64::from(counters) << super::pmcr::N_SHIFT & super::pmcr::N_MASK;
-        for register in [
-            pmcnten, pminten, pmovs, pmselr, pmuserenr, pmccntr, pmccfiltr,
-        ] {
-            *register = 0;
-        }
-        pmevcntr.fill(0);
-        pmevtyper.fill(0);
-    }
-
     /// Returns PMCR_EL0.N: how many event counters the guest has.
     pub const fn counters(&self) -> u8 {
         // From the register, not from a field beside it: the two could disagree.

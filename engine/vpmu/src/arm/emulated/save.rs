@@ -19,9 +19,9 @@ impl<V: Events> EmulatedPmu<V> {
 
     /// As [`save`](Self::save), into a state that is there already, whatever it holds.
     pub fn save_into<H: CounterHost<CounterConfig>>(&mut self, state: &mut PmuState, host: &mut H) {
-        state.clear(self.config.version, self.config.counters);
         // First: a count that is taken can set a bit of PMOVS.
         self.settle(self.unsettled(), host);
+        *state = PmuState::reset(self.config.version, self.config.counters);
         state.pmcr |= self.pmcr;
         state.pmcnten = self.enabled.bits().into();
         state.pminten = self.interrupting.bits().into();

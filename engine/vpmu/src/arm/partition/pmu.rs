@@ -93,7 +93,7 @@ impl PartitionedPmu {
 
     /// Begins anew with `counters` event counters, none of whose registers is in the hardware.
     pub(super) fn begin(&mut self, counters: u8) {
-        self.state.clear(self.plan.version(), counters);
+        self.state = PmuState::reset(self.plan.version(), counters);
         self.residence = if self.eager {
             Residence::Saved
         } else {
