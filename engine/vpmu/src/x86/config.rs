@@ -140,6 +140,7 @@ impl EventKind {
 /// Events that mean the same on every processor (SDM 20.2.1.2, table 20-1; 20.2.2, table 20-2); of AMD's those
 /// that are the same in every family. Encodings are Intel's here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+// In the order of their bits in CPUID.0AH:EBX.
 pub enum ArchEvent {
     /// Unhalted core cycles: 3CH, 00H; fixed counter 1.
     CoreCycles,
@@ -176,17 +177,10 @@ impl ArchEvent {
 
     /// Its bit in CPUID.0AH:EBX; `None` for [`TscCycles`](Self::TscCycles), which has none.
     pub const fn cpuid_bit(self) -> Option<u8> {
-        Some(match self {
-            Self::CoreCycles => 0,
-            Self::Instructions => 1,
-            Self::ReferenceCycles => 2,
-            Self::LlcReferences => 3,
-            Self::LlcMisses => 4,
-            Self::Branches => 5,
-            Self::BranchMisses => 6,
-            Self::TopdownSlots => 7,
-            Self::TscCycles => return None,
-        })
+        match self {
+            Self::TscCycles => None,
+            event => Some(event as u8),
+        }
     }
 }
 

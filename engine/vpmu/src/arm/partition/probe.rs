@@ -122,20 +122,12 @@ impl Accesses {
 /// The members' names: "PMSWINC_EL0:w".
 impl fmt::Debug for Accesses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set()
-            .entries(self.iter().map(|(register, write)| {
-                let direction = if write { 'w' } else { 'r' };
-                Entry(register.name(), direction)
-            }))
-            .finish()
-    }
-}
-
-struct Entry(&'static str, char);
-
-impl fmt::Debug for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}:{}\"", self.0, self.1)
+        let mut set = f.debug_set();
+        for (register, write) in self.iter() {
+            let direction = if write { 'w' } else { 'r' };
+            set.entry(&format_args!("\"{}:{direction}\"", register.name()));
+        }
+        set.finish()
     }
 }
 

@@ -6,7 +6,7 @@
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Version {
     /// Fixed counters and the global registers (SDM 20.2.2).
-    V2,
+    V2 = 2,
     /// AnyThread (SDM 20.2.3).
     V3,
     /// IA32_PERF_GLOBAL_STATUS_SET and _RESET, _INUSE, and freezing by a status bit (SDM 20.2.4).
@@ -18,12 +18,7 @@ pub enum Version {
 impl Version {
     /// Returns the number in CPUID.
     pub const fn number(self) -> u8 {
-        match self {
-            Self::V2 => 2,
-            Self::V3 => 3,
-            Self::V4 => 4,
-            Self::V5 => 5,
-        }
+        self as u8
     }
 
     /// Returns the version of this number. Later versions contain version 5, and are offered as that. `None`: no PMU,
