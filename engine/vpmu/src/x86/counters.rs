@@ -84,9 +84,9 @@ impl<V: Events> Counters<V> {
         Counted {
             values,
             gate: self.global.gate,
-            overflowed: self.global.overflowed(),
-            status: self.global.status(),
-            pmi_due: self.global.pmi_due(),
+            overflowed: self.global.overflowed,
+            status: self.global.status,
+            pmi_due: self.global.pmi_due,
         }
     }
 
@@ -184,7 +184,7 @@ impl<V: Events> Model for Counters<V> {
         // A counter that has just overflowed is about to be written by the guest's handler. Asking
         // the host for what nobody expects would be a call for each PMI: the end of a slice reads
         // it, which is soon enough.
-        let rewritten = self.global.overflowed() | self.recording;
+        let rewritten = self.global.overflowed | self.recording;
         if rewritten.contains(n) && distance >= FAR {
             return None;
         }
@@ -239,11 +239,11 @@ pub(super) struct Global {
     /// bit.
     pub(super) gate: CounterSet,
     /// Counters' bits in the global status register.
-    overflowed: CounterSet,
+    pub(super) overflowed: CounterSet,
     /// The other bits of the global status register.
-    status: u64,
+    pub(super) status: u64,
     /// An overflow has requested a PMI that nobody has taken.
-    pmi_due: bool,
+    pub(super) pmi_due: bool,
     /// What the request of a PMI stops the counters by.
     freezing: Option<Freeze>,
     /// Whether the request of a PMI stops the last branch records.
@@ -280,15 +280,6 @@ impl Global {
         self.gate
     }
 
-    pub(super) const fn overflowed(&self) -> CounterSet {
-        self.overflowed
-    }
-
-    /// Bits of the global status register that are no counter's.
-    pub(super) const fn status(&self) -> u64 {
-        self.status
-    }
-
     pub(super) fn clear_status(&mut self, counters: CounterSet, others: u64) {
         self.overflowed -= counters;
         self.status &= !others;
@@ -312,10 +303,6 @@ impl Global {
     /// Whether the last branch records are frozen.
     pub(super) const fn are_branches_frozen(&self) -> bool {
         self.status & status::BRANCHES_FROZEN != 0
-    }
-
-    pub(super) const fn pmi_due(&self) -> bool {
-        self.pmi_due
     }
 
     pub(super) const fn take_pmi(&mut self) -> bool {

@@ -150,7 +150,7 @@ impl<V: Events> Pmu<V> {
     /// Returns whether an overflow has requested a PMI that [`take_pmi`](Self::take_pmi) has not taken. Every call of
     /// this PMU that takes a host can set it.
     pub const fn pmi_due(&self) -> bool {
-        self.counters.global.pmi_due()
+        self.counters.global.pmi_due
     }
 
     /// Takes the PMI that is due, if one is. The caller delivers it as LVTPC says; if LVTPC is
@@ -165,10 +165,10 @@ impl<V: Events> Pmu<V> {
 
     /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.
     fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.counters.lbr.is_some() {
-            self.end_delay(host);
-            // An overflow that this access finds is requested at once: the branches that follow are the driver's.
-            self.counters.delay_nothing();
+        self.end_delay(host);
+        // An overflow that this access finds is requested at once: the branches that follow are the driver's.
+        if let Some(lbr) = &mut self.counters.lbr {
+            lbr.delays = false;
         }
     }
 
@@ -202,7 +202,7 @@ impl<V: Events> Pmu<V> {
             Effect::SetStatus(counters, others) => {
                 // A bit that is set already hides nothing; an overflow behind a new one would be lost in it.
                 let new =
-                    counters & (self.counters.implemented() - self.counters.global.overflowed());
+                    counters & (self.counters.implemented() - self.counters.global.overflowed);
                 self.counters.settle(new, host);
                 self.counters.global.set_status(new, others);
             }
@@ -296,13 +296,11 @@ impl<V: Events> Pmu<V> {
     /// RDMSR of the global status register.
     fn read_status<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> u64 {
         // A counter whose bit is set already cannot change anything, unless it has another one set.
-        let clear = (self.counters.implemented() - self.counters.global.overflowed())
+        let clear = (self.counters.implemented() - self.counters.global.overflowed)
             | self.counters.recording;
         self.counters.settle_doubtful(clear, host);
         self.counters.apply(host);
-        self.registers
-            .global_bits(self.counters.global.overflowed())
-            | self.counters.global.status()
+        self.registers.global_bits(self.counters.global.overflowed) | self.counters.global.status
     }
 
     /// An overflow that stops all counters, or writes to the guest's memory, must be known before anything that comes

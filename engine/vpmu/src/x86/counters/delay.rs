@@ -8,13 +8,6 @@ use crate::counter::{Counter, CounterHost, Events, Model};
 use crate::x86::{CounterConfig, lbr};
 
 impl<V: Events> Counters<V> {
-    /// Nothing is delayed from now on.
-    pub(in crate::x86) fn delay_nothing(&mut self) {
-        if let Some(lbr) = &mut self.lbr {
-            lbr.delays = false;
-        }
-    }
-
     /// Finds out anew whether PMIs and records have to wait for branches, and returns that. `follows`: the embedder follows
     /// its guest for them alone.
     pub(in crate::x86) fn find_delays(&mut self, follows: bool) -> bool {
@@ -52,7 +45,7 @@ impl<V: Events> Counters<V> {
 
     /// Requests a PMI, or has it wait until the guest has been followed.
     pub(in crate::x86) fn request_pmi(&mut self) {
-        let due = self.global.pmi_due();
+        let due = self.global.pmi_due;
         if !(self.lbr.as_mut()).is_some_and(|lbr| lbr.delay_pmi(due)) {
             self.global.request_pmi();
         }
@@ -60,7 +53,7 @@ impl<V: Events> Counters<V> {
 
     /// The record of `n` is to be written once the guest has been followed. `false`: it has to be written now.
     pub(super) fn delay_record(&mut self, n: Counter) -> bool {
-        let due = self.global.pmi_due();
+        let due = self.global.pmi_due;
         (self.lbr.as_mut()).is_some_and(|lbr| lbr.delay_record(n, due))
     }
 }

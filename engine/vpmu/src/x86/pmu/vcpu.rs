@@ -21,7 +21,7 @@ impl<V: Events> Pmu<V> {
     ) -> bool {
         self.counters.report(counter, report, host);
         self.notice_freeze(host);
-        self.counters.global.pmi_due()
+        self.counters.global.pmi_due
     }
 
     /// Counts `event` `times` times in `ring`: the embedder has emulated instructions for the guest, which no host
@@ -57,7 +57,7 @@ impl<V: Events> Pmu<V> {
             self.counters.apply(host);
             self.notice_freeze(host);
         }
-        self.counters.global.pmi_due()
+        self.counters.global.pmi_due
     }
 
     /// An overflow may have requested a PMI, and the request may have frozen the records: no PMI waits for any, and they are
@@ -183,7 +183,7 @@ impl<V: Events> Pmu<V> {
     /// Takes the counts of counters whose overflow the host has not been asked to report.
     fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let counters = &self.counters;
-        for n in counters.interrupting & counters.global.overflowed() | counters.recording {
+        for n in counters.interrupting & counters.global.overflowed | counters.recording {
             // An event that waits for its report reports its overflow by itself.
             if self.counters.bank().hosted.armed(n).is_none() {
                 self.counters.settle(n.alone(), host);
