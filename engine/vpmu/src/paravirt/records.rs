@@ -20,11 +20,8 @@ use super::device::Device;
 use super::page::{Page, RECORD, RECORDS, word};
 use super::samples::Samples;
 use crate::counter::{Counter, CounterHost, CounterSet, FAR, Model};
-use crate::x86::pebs::{MANY, Sample, Statistics, TakenSamples};
+use crate::x86::pebs::{BATCH, MANY, Sample, Statistics};
 use crate::x86::{CounterConfig, Ring};
-
-/// Samples that are converted at once.
-const BATCH: usize = 32;
 
 impl Device {
     /// Returns what became of the samples of counters that are recorded.
@@ -110,22 +107,10 @@ impl Device {
         host: &mut H,
         page: &P,
     ) -> bool {
-        const NOWHERE: Sample = Sample {
-            ip: 0,
-            ring: Ring::User,
-            tsc: 0,
-        };
         let before = self.samples.head;
         for n in self.samples.sampling.counters() {
             loop {
-                let mut samples = [NOWHERE; BATCH];
-                let taken = match host.support_pebs() {
-                    Some(host) => host.take_samples(n, &mut samples),
-                    None => TakenSamples::NONE,
-                };
-                for periods in [taken.samples as u64, taken.outside, taken.lost] {
-                    self.samples.sampling.see(n, periods);
-                }
+                let (samples, taken) = self.samples.sampling.take(n, host.support_pebs());
                 let statistics = &mut self.samples.statistics;
                 statistics.outside = statistics.outside.wrapping_add(taken.outside);
                 let samples = samples.get(..taken.samples).unwrap_or_default();

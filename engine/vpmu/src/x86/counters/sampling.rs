@@ -24,11 +24,8 @@ use core::num::NonZeroU64;
 
 use super::Counters;
 use crate::counter::{Counter, CounterHost, CounterSet, Events, FAR, Model, count};
-use crate::x86::pebs::{Area, BASIC, Fault, MANY, Sample, TakenSamples, basic};
-use crate::x86::{CounterConfig, Ring, intel};
-
-/// Samples that are converted at once.
-const BATCH: usize = 32;
+use crate::x86::pebs::{Area, BASIC, BATCH, Fault, MANY, Sample, basic};
+use crate::x86::{CounterConfig, intel};
 
 impl<V: Events> Counters<V> {
     /// Returns the counters that the host samples.
@@ -153,26 +150,15 @@ impl<V: Events> Counters<V> {
         overflowed: CounterSet,
         host: &mut H,
     ) {
-        const NOWHERE: Sample = Sample {
-            ip: 0,
-            ring: Ring::User,
-            tsc: 0,
-        };
         for n in self.sampled() {
             loop {
-                let mut samples = [NOWHERE; BATCH];
-                let taken = match host.support_pebs() {
-                    Some(host) => host.take_samples(n, &mut samples),
-                    None => TakenSamples::NONE,
+                let Some(pebs) = &mut self.pebs else {
+                    return;
                 };
-                if let Some(pebs) = &mut self.pebs {
-                    let statistics = &mut pebs.statistics;
-                    statistics.outside = statistics.outside.wrapping_add(taken.outside);
-                    statistics.lost = statistics.lost.wrapping_add(taken.lost);
-                    for periods in [taken.samples as u64, taken.outside, taken.lost] {
-                        pebs.sampling.see(n, periods);
-                    }
-                }
+                let (samples, taken) = pebs.sampling.take(n, host.support_pebs());
+                let statistics = &mut pebs.statistics;
+                statistics.outside = statistics.outside.wrapping_add(taken.outside);
+                statistics.lost = statistics.lost.wrapping_add(taken.lost);
                 let samples = samples.get(..taken.samples).unwrap_or_default();
                 let goes_on = self.append(n, samples, overflowed.contains(n), host);
                 if taken.ended || !goes_on.unwrap_or(true) {

@@ -1,10 +1,15 @@
 //! The counters that the host samples, and the room that their records have.
 
+use super::{Host, Sample, TakenSamples};
 use crate::counter::{Counter, CounterSet, FAR, Slots};
+use crate::x86::Ring;
 
 /// The least number of records up to the threshold for which sampling pays. Linux has one where it wants an interrupt
 /// for each record, and else hundreds.
 pub(crate) const MANY: u64 = 16;
+
+/// Samples that are converted at once.
+pub(crate) const BATCH: usize = 32;
 
 /// A counter that the host samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,10 +67,26 @@ impl Sampling {
         slot.passed = slot.passed.saturating_add(periods);
     }
 
-    /// The host has sampled so many periods of `n`.
-    pub(crate) fn see(&mut self, n: Counter, periods: u64) {
+    /// Takes samples of `n` from the host, as many as there are or fit. Without a host that samples there are none any more.
+    pub(crate) fn take(
+        &mut self,
+        n: Counter,
+        host: Option<&mut dyn Host>,
+    ) -> ([Sample; BATCH], TakenSamples) {
+        let nowhere = Sample {
+            ip: 0,
+            ring: Ring::User,
+            tsc: 0,
+        };
+        let mut samples = [nowhere; BATCH];
+        let taken = host.map_or(TakenSamples::NONE, |host| {
+            host.take_samples(n, &mut samples)
+        });
         let slot = &mut self.slots[n];
-        slot.seen = slot.seen.saturating_add(periods);
+        for periods in [taken.samples as u64, taken.outside, taken.lost] {
+            slot.seen = slot.seen.saturating_add(periods);
+        }
+        (samples, taken)
     }
 
     /// Returns the periods of `n` of which the host has taken no sample, if it misses more than it takes.
