@@ -9,7 +9,7 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode};
 
 use super::{
     device_tree::TreeError,
-    nodes::{add, push},
+    nodes::{add, reg},
     uefi,
 };
 use crate::regs::GIC_FRAME;
@@ -151,29 +151,20 @@ impl<'a> Tables<'a> {
         // The reader then says that there is no GICv3.
         let name = if version >= 3 { "arm,gic-v3" } else { "none" };
         let mut gic = compatible("intc", name);
-        let mut reg = Vec::new();
-        let mut region = |start, length| {
-            push(&mut reg, start, 2);
-            push(&mut reg, length, 2);
-        };
-        region(
-            distributor.map_or(0, |distributor| number(distributor, 8, 8)),
-            DISTRIBUTOR,
-        );
-        let mut regions = 0_u32;
-        for structure in self.structures(kind::REDISTRIBUTORS) {
-            region(number(structure, 4, 8), number(structure, 12, 4));
-            regions += 1;
-        }
+        let mut regions: Vec<_> = self
+            .structures(kind::REDISTRIBUTORS)
+            .map(|structure| (number(structure, 4, 8), number(structure, 12, 4)))
+            .collect();
         // Firmware describes them by regions or by CPUs, not both.
-        if regions == 0 {
-            for cpu in self.usable() {
-                region(number(cpu, 60, 8), REDISTRIBUTOR[usize::from(version > 3)]);
-                regions += 1;
-            }
+        if regions.is_empty() {
+            let length = REDISTRIBUTOR[usize::from(version > 3)];
+            regions.extend(self.usable().map(|cpu| (number(cpu, 60, 8), length)));
         }
-        add(&mut gic, "reg", reg.as_slice());
-        add(&mut gic, "#redistributor-regions", regions);
+        let count = regions.len() as u32;
+        let start = distributor.map_or(0, |distributor| number(distributor, 8, 8));
+        regions.insert(0, (start, DISTRIBUTOR));
+        add(&mut gic, "reg", reg(regions, 2, 2).as_slice());
+        add(&mut gic, "#redistributor-regions", count);
         add(&mut gic, "#interrupt-cells", 3_u32);
         add(&mut gic, "#address-cells", 2_u32);
         add(&mut gic, "#size-cells", 2_u32);
@@ -186,9 +177,7 @@ impl<'a> Tables<'a> {
         );
         for (n, its) in self.structures(kind::ITS).enumerate() {
             let mut node = compatible(&format!("its@{n}"), "arm,gic-v3-its");
-            let mut reg = Vec::new();
-            push(&mut reg, number(its, 8, 8), 2);
-            push(&mut reg, ITS, 2);
+            let reg = reg([(number(its, 8, 8), ITS)], 2, 2);
             add(&mut node, "reg", reg.as_slice());
             gic.add_child(node);
         }
@@ -225,10 +214,7 @@ impl<'a> Tables<'a> {
         let base = number(spcr, 44, 8);
         let name = format!("serial@{base:x}");
         let mut port = compatible(&name, "arm,pl011");
-        let mut reg = Vec::new();
-        push(&mut reg, base, 2);
-        push(&mut reg, 0x1000, 2);
-        add(&mut port, "reg", reg.as_slice());
+        add(&mut port, "reg", reg([(base, 0x1000)], 2, 2).as_slice());
         Some((port, format!("/{name}")))
     }
 }

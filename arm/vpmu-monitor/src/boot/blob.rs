@@ -32,19 +32,17 @@ pub fn open(bytes: &[u8]) -> Option<Fdt<'_>> {
 
 /// Bytes of the tree's structure and strings (5.2), without what a machine leaves free behind them.
 pub fn used(bytes: &[u8]) -> u64 {
-    let word = |at: usize| {
-        let word = bytes.get(at..at + 4)?;
-        Some(u64::from(u32::from_be_bytes(word.try_into().ok()?)))
-    };
-    word(32).unwrap_or(0) + word(36).unwrap_or(0)
+    let word = |at| u64::from(word(bytes, at).unwrap_or(0));
+    word(32) + word(36)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// Walks the structure block (5.4): each token is one that may be there, and all of it lies in the tree.
 fn is_whole(bytes: &[u8]) -> Option<()> {
-    let word = |at: usize| {
-        let word = bytes.get(at..at.checked_add(4)?)?;
-        Some(u32::from_be_bytes(word.try_into().ok()?))
-    };
+    let word = |at| word(bytes, at);
     let name = |at: usize, end: usize| {
         let rest = bytes.get(at..end)?;
         let end = rest.iter().position(|&byte| byte == 0)?;

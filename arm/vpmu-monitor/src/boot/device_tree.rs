@@ -19,7 +19,7 @@ use super::{
     blob,
     console::{Console, consoles},
     home::without,
-    nodes::{self, add, cells, compatible, interrupts, push, regions, text},
+    nodes::{self, add, cells, compatible, interrupts, pair, regions, remove_children, text},
     pmu, uefi,
     words::GuestWords,
 };
@@ -225,11 +225,8 @@ pub fn for_guest(
     // The defaults of the specification (2.3.5), which QEMU and boards spell out all the same.
     let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
     for node in tree.root().children().filter(|node| is_memory(node)) {
-        let mut reg = Vec::new();
-        for region in regions(&node).flat_map(|ram| without(&ram, reserved)) {
-            push(&mut reg, region.start, address);
-            push(&mut reg, region.end - region.start, size);
-        }
+        let free = regions(&node).flat_map(|ram| without(&ram, reserved));
+        let reg = nodes::reg(free.map(pair), address, size);
         set(&mut changed, node.name(), "reg", reg.as_slice());
     }
     let phandles: Vec<u32> = compatible(tree, ITS)
@@ -292,14 +289,7 @@ fn without_its(node: &mut DeviceTreeNode, phandles: &[u32]) {
         node.remove_property("msi-map");
         node.remove_property("msi-map-mask");
     }
-    let names: Vec<_> = node
-        .children()
-        .filter(|child| child.is_compatible(ITS))
-        .map(|child| child.name().to_string())
-        .collect();
-    for name in names {
-        node.remove_child(&name);
-    }
+    remove_children(node, |child| child.is_compatible(ITS));
     for child in node.children_mut() {
         without_its(child, phandles);
     }

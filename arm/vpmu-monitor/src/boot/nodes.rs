@@ -2,7 +2,7 @@
 //!
 //! Devicetree Specification 0.4, 2.3.6 (`reg`) and 2.3.8 (`ranges`).
 
-use alloc::vec::Vec;
+use alloc::{string::String, vec::Vec};
 use core::ops::Range;
 
 use dtoolkit::{
@@ -161,11 +161,40 @@ pub(super) fn interrupts(node: &FdtNode<'_>, width: usize) -> Vec<u32> {
     specifiers.iter().filter_map(|one| intid(one)).collect()
 }
 
-/// Appends `value` as so many cells.
-pub(super) fn push(property: &mut Vec<u8>, value: u64, cells: u32) {
-    for cell in (0..cells).rev() {
-        let word = value.checked_shr(32 * cell).unwrap_or(0) as u32;
-        property.extend_from_slice(&word.to_be_bytes());
+/// A `reg` of pairs of a start and a length, each of so many cells.
+pub(super) fn reg(
+    pairs: impl IntoIterator<Item = (u64, u64)>,
+    start_cells: u32,
+    length_cells: u32,
+) -> Vec<u8> {
+    let mut property = Vec::new();
+    let mut push = |value: u64, cells| {
+        for cell in (0..cells).rev() {
+            let word = value.checked_shr(32 * cell).unwrap_or(0) as u32;
+            property.extend_from_slice(&word.to_be_bytes());
+        }
+    };
+    for (start, length) in pairs {
+        push(start, start_cells);
+        push(length, length_cells);
+    }
+    property
+}
+
+/// A range as [`reg`] takes it.
+pub(super) fn pair(range: Range<u64>) -> (u64, u64) {
+    (range.start, range.end - range.start)
+}
+
+/// Removes the children of `node` that are `unwanted`.
+pub(super) fn remove_children(
+    node: &mut DeviceTreeNode,
+    unwanted: impl Fn(&DeviceTreeNode) -> bool,
+) {
+    let children = node.children().filter(|child| unwanted(child));
+    let names: Vec<String> = children.map(|child| child.name().into()).collect();
+    for name in names {
+        node.remove_child(&name);
     }
 }
 

@@ -13,7 +13,7 @@ use dtoolkit::{
 };
 
 use super::device_tree::{Machine, TreeError, is_memory};
-use super::nodes::{add, push};
+use super::nodes::{self, add, pair, remove_children};
 use super::{blob, guest_image, home};
 use crate::regs::GIC_FRAME;
 
@@ -79,20 +79,12 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
     let (address, size) = (root.address_cells(), root.size_cells());
     // The defaults of the specification (Devicetree Specification 0.4, 2.3.5).
     let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
-    let pairs = |ranges: &[(u64, u64)]| {
-        let mut reg = Vec::new();
-        for &(start, length) in ranges {
-            push(&mut reg, start, address);
-            push(&mut reg, length, size);
-        }
-        reg
-    };
     let mut changed = DeviceTree::from_fdt(&tree);
     let mut path = None;
     for node in root.children() {
         let name = node.name();
         let starts_at = |start| {
-            let mut regions = super::nodes::regions(&node);
+            let mut regions = nodes::regions(&node);
             regions.next().is_some_and(|region| region.start == start)
         };
         let is = |what: &str| {
@@ -103,7 +95,7 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
             continue;
         };
         if is_memory(&node) {
-            let reg = pairs(&[(memory.start, memory.end - memory.start)]);
+            let reg = nodes::reg([pair(memory.clone())], address, size);
             add(copy, "reg", reg.as_slice());
         } else if starts_at(guest.serial) {
             path = Some(name.to_string());
@@ -113,13 +105,10 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
                 (machine.distributor.start, GIC_FRAME),
                 (redistributors.start, REDISTRIBUTORS),
             ];
-            add(copy, "reg", pairs(&reg).as_slice());
+            add(copy, "reg", nodes::reg(reg, address, size).as_slice());
             add(copy, "#redistributor-regions", 1_u32);
             // ITSs: the guest's interrupt controller has none.
-            let children: Vec<_> = copy.children().map(|c| c.name().to_string()).collect();
-            for child in children {
-                copy.remove_child(&child);
-            }
+            remove_children(copy, |_| true);
         } else if name == "cpus" {
             only_cpu(copy, guest.cpu);
         } else if !(is("arm,armv8-timer")
@@ -159,20 +148,13 @@ const MISSING_GIC: TreeError = TreeError::Missing("GICv3 redistributor region");
 
 /// Leaves of `/cpus` the CPU with this affinity.
 fn only_cpu(cpus: &mut DeviceTreeNode, affinity: u64) {
-    let others: Vec<_> = cpus
-        .children()
-        .filter(|node| {
-            let reg = node.property("reg").map(|reg| {
-                let bytes = reg.value().iter();
-                bytes.fold(0_u64, |all, &byte| all << 8 | u64::from(byte))
-            });
-            reg != Some(affinity)
-        })
-        .map(|node| node.name().to_string())
-        .collect();
-    for name in others {
-        cpus.remove_child(&name);
-    }
+    remove_children(cpus, |node| {
+        let reg = node.property("reg").map(|reg| {
+            let bytes = reg.value().iter();
+            bytes.fold(0_u64, |all, &byte| all << 8 | u64::from(byte))
+        });
+        reg != Some(affinity)
+    });
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! the guest finds firmware's tables and its runtime services as if the stub had started it. UEFI Specification 2.10, 7.2.3
 //! (memory map).
 
-use alloc::{string::String, vec::Vec};
+use alloc::vec::Vec;
 use core::ops::Range;
 
 use dtoolkit::{
@@ -14,7 +14,7 @@ use dtoolkit::{
     model::{DeviceTree, DeviceTreeNode},
 };
 
-use super::nodes::{add, push};
+use super::nodes::{add, pair, reg, remove_children};
 
 /// A property of `/chosen` by which the monitor knows that the rest of the tree is for itself: the guest has ACPI.
 pub(super) const ACPI: &str = "vpmu,acpi";
@@ -184,26 +184,18 @@ pub struct Handover<'a> {
 
 /// The tree of a machine that UEFI has started: `machine` is what firmware's own tree, or ACPI, says.
 pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Vec<u8> {
-    let is_memory = |node: &&DeviceTreeNode| {
+    // The firmware may have changed its memory since it wrote them.
+    remove_children(&mut machine.root, |node| {
         let kind = node.property("device_type");
         kind.and_then(|kind| kind.value_as::<&str>().ok()) == Some("memory")
-    };
-    let memories = machine.root.children().filter(is_memory);
-    let memories: Vec<String> = memories.map(|node| node.name().into()).collect();
-    // The firmware may have changed its memory since it wrote them.
-    for name in memories {
-        machine.root.remove_child(&name);
-    }
+    });
     let cells = |name| {
         let cells = machine.root.property(name);
         cells.and_then(|cells| cells.value_as::<u32>().ok())
     };
     let (address, size) = (cells("#address-cells"), cells("#size-cells"));
-    let mut reg = Vec::new();
-    for ram in handover.map.ram() {
-        push(&mut reg, ram.start, address.unwrap_or(2));
-        push(&mut reg, ram.end - ram.start, size.unwrap_or(1));
-    }
+    let ram = handover.map.ram().into_iter().map(pair);
+    let reg = reg(ram, address.unwrap_or(2), size.unwrap_or(1));
     let mut memory = DeviceTreeNode::new_unchecked("memory");
     add(&mut memory, "device_type", "memory");
     add(&mut memory, "reg", reg.as_slice());
