@@ -69,7 +69,7 @@ pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
             Kind::Other
         }
     };
-    frame.leave(cpu, kind);
+    frame.account(&cpu.statistics, kind);
 }
 
 /// Ends an access to memory that the guest does not have, as a bus without a device there does.
@@ -115,17 +115,10 @@ pub(super) fn system_register(
         frame.step();
         return Kind::SetWay;
     }
-    if local.sharing == Sharing::Two && registers::is_icc_sre(encoding) {
-        frame.set_register(
-            if access.write { 31 } else { access.rt },
-            registers::ICC_SRE,
-        );
-        frame.step();
-        return Kind::UnknownRegister;
-    }
-    if local.sharing == Sharing::Two && encoding.op0 == DEBUG_REGISTERS {
-        // Linux clears them at boot, whatever ID_AA64DFR0_EL1 says.
-        frame.set_register(if access.write { 31 } else { access.rt }, 0);
+    if local.sharing == Sharing::Two
+        && let Some(value) = registers::fixed(encoding)
+    {
+        frame.set_register(if access.write { 31 } else { access.rt }, value);
         frame.step();
         return Kind::UnknownRegister;
     }
@@ -157,18 +150,10 @@ fn clean_set_way(operand: u64) {
     isb();
 }
 
-/// The op0 of the registers of debug, which two guests read as zero.
-const DEBUG_REGISTERS: u8 = 2;
-
 /// Whether `register` is ICC_SGI1R_EL1, ICC_ASGI1R_EL1 or ICC_SGI0R_EL1 (S3_0_C12_C11_5 to 7), which trap where
 /// interrupts are virtual.
 pub(super) fn sends_sgi(register: Encoding) -> bool {
-    const ICC_SGI1R_EL1: Encoding = Encoding::new(3, 0, 12, 11, 5);
-    let same = Encoding {
-        op2: ICC_SGI1R_EL1.op2,
-        ..register
-    };
-    same == ICC_SGI1R_EL1 && register.op2 >= ICC_SGI1R_EL1.op2
+    register.op2 >= 5 && register == Encoding::new(3, 0, 12, 11, register.op2)
 }
 
 /// Reads a PMU register of the guest's, or writes `written` to it.

@@ -8,15 +8,10 @@ use vpmu::arm::Encoding;
 use crate::regs::IdAa64mmfr2El1 as Mmfr2;
 
 /// Whether `instruction` is DC ISW, CSW or CISW, or one of their forms for allocation tags.
-pub const fn is_operation(instruction: Encoding) -> bool {
-    let Encoding {
-        op0,
-        op1,
-        crn,
-        crm,
-        op2,
-    } = instruction;
-    op0 == 1 && op1 == 0 && crn == 7 && matches!(crm, 6 | 10 | 14) && matches!(op2, 2 | 4 | 6)
+pub fn is_operation(instruction: Encoding) -> bool {
+    let (crm, op2) = (instruction.crm, instruction.op2);
+    instruction == Encoding::new(1, 0, 7, crm, op2)
+        && matches!((crm, op2), (6 | 10 | 14, 2 | 4 | 6))
 }
 
 /// Returns the `CSSELR_EL1` that selects the data cache of an operand's level.

@@ -168,9 +168,13 @@ pub fn verdict(register: Encoding) -> Option<Verdict> {
 /// `ICC_SRE_EL1` as both guests read it: system registers are used (SRE), and interrupts are not bypassed (DFB, DIB).
 pub const ICC_SRE: u64 = 0b111;
 
-/// Whether `register` is ICC_SRE_EL1.
-pub fn is_icc_sre(register: Encoding) -> bool {
-    register == Encoding::new(3, 0, 12, 12, 5)
+/// What both guests read in a register whose writes do nothing; `None`: it is no such register.
+pub fn fixed(register: Encoding) -> Option<u64> {
+    match register {
+        // Of debug: Linux clears them at boot, whatever ID_AA64DFR0_EL1 says.
+        Encoding { op0: 2, .. } => Some(0),
+        _ => (register == Encoding::new(3, 0, 12, 12, 5)).then_some(ICC_SRE),
+    }
 }
 
 #[cfg(test)]
