@@ -75,11 +75,7 @@ pub(crate) fn owns_group0() -> bool {
 }
 
 /// An acknowledged physical interrupt.
-pub(crate) struct Acknowledged {
-    pub(crate) intid: u32,
-    pub(crate) priority: u8,
-    group1: bool,
-}
+pub(crate) struct Acknowledged(pub(crate) Interrupt);
 
 /// Takes the most urgent pending interrupt of the group; `None` when there is none.
 pub(crate) fn acknowledge(group1: bool) -> Option<Acknowledged> {
@@ -88,23 +84,33 @@ pub(crate) fn acknowledge(group1: bool) -> Option<Acknowledged> {
     } else {
         read_sysreg!("icc_iar0_el1")
     } as u32;
-    if SPECIAL.contains(&intid) {
-        return None;
-    }
-    Some(Acknowledged {
-        intid,
-        priority: read_sysreg!("icc_rpr_el1") as u8,
-        group1,
+    (!SPECIAL.contains(&intid)).then(|| {
+        Acknowledged(Interrupt {
+            intid,
+            priority: read_sysreg!("icc_rpr_el1") as u8,
+            group1,
+            source: Source::Hardware,
+        })
     })
+}
+
+/// The most urgent interrupt of the group that is pending, whatever the priority mask says.
+pub(crate) fn highest_pending(group1: bool) -> Option<u32> {
+    let intid = if group1 {
+        read_sysreg!("icc_hppir1_el1")
+    } else {
+        read_sysreg!("icc_hppir0_el1")
+    } as u32;
+    (!SPECIAL.contains(&intid)).then_some(intid)
 }
 
 impl Acknowledged {
     /// Lets further interrupts in, while this one stays active: the guest deactivates it.
     pub(crate) fn drop_priority(&self) {
-        let intid = u64::from(self.intid);
+        let intid = u64::from(self.0.intid);
         // SAFETY: ends an interrupt that this CPU has acknowledged.
         unsafe {
-            if self.group1 {
+            if self.0.group1 {
                 write_sysreg!("icc_eoir1_el1", intid);
             } else {
                 write_sysreg!("icc_eoir0_el1", intid);
@@ -115,7 +121,7 @@ impl Acknowledged {
     /// Ends the interrupt altogether.
     pub(crate) fn finish(&self) {
         self.drop_priority();
-        deactivate(self.intid);
+        deactivate(self.0.intid);
     }
 }
 

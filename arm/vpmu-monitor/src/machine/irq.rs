@@ -49,27 +49,21 @@ fn interrupts(frame: &mut Frame, group1: bool) {
     let mut kind = Kind::Other;
     // One exit for all that is pending; each that is taken costs no entry of its own.
     while let Some(irq) = gic::acknowledge(group1) {
-        kind = serve(&irq, group1, frame, monitor, cpu, &mut local);
+        kind = serve(&irq, frame, monitor, cpu, &mut local);
     }
     drop(local);
-    frame.leave(cpu, kind);
+    frame.account(&cpu.statistics, kind);
 }
 
 pub(super) fn serve(
     irq: &gic::Acknowledged,
-    group1: bool,
     frame: &Frame,
     monitor: &Monitor,
     cpu: &Cpu,
     local: &mut Local,
 ) -> Kind {
-    let intid = irq.intid;
-    let mut interrupt = Interrupt {
-        intid,
-        priority: irq.priority,
-        group1,
-        source: Source::Hardware,
-    };
+    let mut interrupt = irq.0;
+    let intid = interrupt.intid;
     if intid == monitor.machine.maintenance_intid {
         // Before the refill, which may raise it anew.
         irq.finish();

@@ -43,7 +43,7 @@ use super::{
     trap,
 };
 use context::Context;
-use pair::{Pair, highest_pending, set_alarm};
+use pair::{Pair, set_alarm};
 use private::{Private, PrivateInterrupts};
 
 pub(crate) use boot::{Plan, Second, plan};
@@ -179,7 +179,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
             };
             kind = match turns.serve_any(&irq) {
                 Some(kind) => kind,
-                None => irq::serve(&irq, group1, frame, monitor, cpu, &mut local),
+                None => irq::serve(&irq, frame, monitor, cpu, &mut local),
             };
             true
         });
@@ -187,7 +187,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
         if some_left {
             turns.scheduler.end_turn();
         }
-        frame.leave(cpu, kind);
+        frame.account(&cpu.statistics, kind);
     }
     drop((turns, local));
     schedule(frame, pair, cpu, monitor, &mut unlocked);
@@ -227,10 +227,10 @@ fn first_waits(
     };
     local.at_exit();
     frame.step();
-    if local.interrupts.may_wait(&PhysicalInterface) && highest_pending(true).is_none() {
+    if local.interrupts.may_wait(&PhysicalInterface) && gic::highest_pending(true).is_none() {
         pair.scheduler.wait(Context::next_timer());
     }
-    frame.leave(cpu, kind);
+    frame.account(&cpu.statistics, kind);
     true
 }
 

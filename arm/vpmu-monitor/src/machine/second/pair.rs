@@ -17,7 +17,7 @@ use vpmu_monitor::{
             statistics::Switches,
         },
         statistics::Kind,
-        vgic::{CpuInterface, Interrupt, Place, Source},
+        vgic::{CpuInterface, Place},
     },
 };
 
@@ -27,7 +27,7 @@ use super::{
         el2::{apply_traps, follow_borrowing},
         figures::{OTHERS_LOST, SECOND, SWITCHES},
         frame::Frame,
-        gic::{self, PhysicalInterface, least_mask},
+        gic::{self, PhysicalInterface, highest_pending, least_mask},
         irq::{show_line, take_pmi},
         mmio::{read_device, write_device},
         sysreg::{isb, read_sysreg, write_sysreg},
@@ -35,9 +35,6 @@ use super::{
     context::Context,
     private::{Private, PrivateInterrupts},
 };
-
-/// INTIDs from here on are special: nothing is pending.
-const SPECIAL: u32 = 1020;
 
 /// Two guests on one CPU.
 pub(super) struct Pair {
@@ -54,16 +51,6 @@ pub(super) struct Pair {
     pub(super) serial: Option<KeptSpi>,
     /// The physical timer of EL2, which ends slices.
     pub(super) alarm_intid: u32,
-}
-
-/// The most urgent physical interrupt that is pending, whatever the priority mask says.
-pub(super) fn highest_pending(group1: bool) -> Option<u32> {
-    let intid = if group1 {
-        read_sysreg!("icc_hppir1_el1")
-    } else {
-        read_sysreg!("icc_hppir0_el1")
-    } as u32;
-    (!(SPECIAL..SPECIAL + 4).contains(&intid)).then_some(intid)
 }
 
 impl Pair {
@@ -132,7 +119,7 @@ impl Pair {
                 return false;
             };
             // A more urgent one may have come meanwhile.
-            kind = self.serve_second(&irq, group1, frame, monitor, local);
+            kind = self.serve_second(&irq, frame, monitor, local);
             true
         });
         if some_left {
@@ -145,12 +132,11 @@ impl Pair {
     fn serve_second(
         &mut self,
         irq: &gic::Acknowledged,
-        group1: bool,
         frame: &Frame,
         monitor: &Monitor,
         local: &mut Local,
     ) -> Kind {
-        let intid = irq.intid;
+        let intid = irq.0.intid;
         if Some(intid) == monitor.pmu_intid(Cpu::number())
             && let Some((pmi, kind)) = take_pmi(local, frame)
         {
@@ -176,22 +162,23 @@ impl Pair {
             follow_borrowing(local, monitor);
             return Kind::IrqMaintenance;
         }
-        give_back(irq, group1);
+        give_back(irq);
         self.scheduler.wake(Who::First);
         Kind::IrqOther
     }
 
     /// Serves an acknowledged interrupt that is the same whichever guest is in the CPU; `None`: this is none.
     pub(super) fn serve_any(&mut self, irq: &gic::Acknowledged) -> Option<Kind> {
-        if irq.intid == self.alarm_intid {
+        let intid = irq.0.intid;
+        if intid == self.alarm_intid {
             set_alarm(None);
             irq.finish();
             return Some(Kind::IrqSlice);
         }
-        if self.is_serial(irq.intid) {
+        if self.is_serial(intid) {
             // Active until the second guest ends it.
             irq.drop_priority();
-            self.gic.hold(irq.intid);
+            self.gic.hold(intid);
             self.scheduler.wake(Who::Second);
             return Some(Kind::IrqOther);
         }
@@ -213,7 +200,7 @@ impl Pair {
                 if let Some(irq) = gic::acknowledge(true)
                     && self.serve_any(&irq).is_none()
                 {
-                    give_back(&irq, true);
+                    give_back(&irq);
                 }
             }
             Some(intid) if current == Who::Second && !self.is_of_second(intid, monitor) => {
@@ -291,14 +278,9 @@ impl Pair {
 }
 
 /// Makes an acknowledged interrupt pending again.
-fn give_back(irq: &gic::Acknowledged, group1: bool) {
+fn give_back(irq: &gic::Acknowledged) {
     irq.drop_priority();
-    PhysicalInterface.give_back(Interrupt {
-        intid: irq.intid,
-        priority: irq.priority,
-        group1,
-        source: Source::Hardware,
-    });
+    PhysicalInterface.give_back(irq.0);
 }
 
 /// Has `work` put `pmu` away or load it, and adds to [`SWITCHES`] what that cost; `note` notes from where to where it went.
