@@ -192,17 +192,13 @@ pub const HDFGWTR_OPEN: HdfgwtrEl2 = HdfgwtrEl2::empty();
 
 /// The bits of `MDCR_EL2` that are not the PMU's: profiling and trace trap, and their buffers (E2PB and
 /// E2TB = 0) belong to EL2, which leaves them off.
-pub const fn mdcr(machine: &Machine, sharing: Sharing) -> MdcrEl2 {
+pub fn mdcr(machine: &Machine, sharing: Sharing) -> MdcrEl2 {
     let mut mdcr = match sharing {
         Sharing::Alone => MdcrEl2::empty(),
         Sharing::Two => MDCR_SHARED,
     };
-    if machine.spe() {
-        mdcr = mdcr.union(MdcrEl2::TPMS);
-    }
-    if has(machine.dfr0, Dfr0::TRACEFILT_SHIFT) {
-        mdcr = mdcr.union(MdcrEl2::TTRF);
-    }
+    mdcr.set(MdcrEl2::TPMS, machine.spe());
+    mdcr.set(MdcrEl2::TTRF, has(machine.dfr0, Dfr0::TRACEFILT_SHIFT));
     mdcr
 }
 
@@ -220,17 +216,9 @@ pub fn controls(machine: &Machine, sharing: Sharing, mut write: impl FnMut(Contr
         mmfr3,
         ..
     } = *machine;
-    let amu = if has(pfr0, Pfr0::AMU_SHIFT) {
-        CptrEl2::TAM
-    } else {
-        CptrEl2::empty()
-    };
-    let vectors = if alone {
-        CptrEl2::empty()
-    } else {
-        CptrEl2::TZ.union(CptrEl2::TSM)
-    };
-    let cptr = CptrEl2::RES1.union(amu).union(vectors);
+    let mut cptr = CptrEl2::RES1;
+    cptr.set(CptrEl2::TAM, has(pfr0, Pfr0::AMU_SHIFT));
+    cptr.set(CptrEl2::TZ.union(CptrEl2::TSM), !alone);
     write(Control::CptrEl2, cptr.bits() | CPTR_TTA);
     // On Arm's cores each bit opens registers of the implementer's to EL1, beside HCR_EL2.TIDCP.
     write(Control::ActlrEl2, 0);
@@ -251,12 +239,9 @@ pub fn controls(machine: &Machine, sharing: Sharing, mut write: impl FnMut(Contr
         write(Control::SmcrEl2, SMCR_OPEN | VECTOR_LENGTH);
     }
     if has(mmfr1, Mmfr1::HCX_SHIFT) {
-        let nmi = if has(pfr1, Pfr1::NMI_SHIFT) {
-            HcrxEl2::TALLINT
-        } else {
-            HcrxEl2::empty()
-        };
-        write(Control::HcrxEl2, open(HCRX_OPEN.bits()) | nmi.bits());
+        let mut hcrx = HcrxEl2::from_bits_retain(open(HCRX_OPEN.bits()));
+        hcrx.set(HcrxEl2::TALLINT, has(pfr1, Pfr1::NMI_SHIFT));
+        write(Control::HcrxEl2, hcrx.bits());
     }
     if has(mmfr3, Mmfr3::SCTLRX_SHIFT) {
         write(Control::Sctlr2El2, 0);
