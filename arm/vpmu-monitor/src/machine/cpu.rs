@@ -144,7 +144,7 @@ pub(crate) struct Cpu {
     /// The interrupt of the guest's PMU is active, and the guest does not have it yet.
     pub(crate) pmi_waits: AtomicBool,
     /// Where its stack begins.
-    stack_top: u64,
+    pub(crate) stack_top: u64,
 }
 
 /// What only the CPU itself touches.
@@ -229,11 +229,6 @@ impl Cpu {
     pub(crate) fn is_below_stack(&self, address: u64) -> bool {
         let end = self.stack_top - STACK_SIZE as u64;
         (end - GUARD as u64..end).contains(&address)
-    }
-
-    /// Where its stack begins.
-    pub(crate) fn stack_top(&self) -> u64 {
-        self.stack_top
     }
 
     /// The number of the CPU this runs on.

@@ -95,23 +95,18 @@ fn interrupt_controller(
                 false => 0,
             };
             let value = distributor::write(offset, bytes, frame.register(rt), kept);
-            let value = match monitor.shared {
-                Some(_) => {
-                    let least = least_mask();
-                    value.map(|value| distributor::less_urgent(offset, bytes, value, least))
-                }
+            let value = value.map(|value| match monitor.shared {
+                Some(_) => distributor::less_urgent(offset, bytes, value, least_mask()),
                 None => value,
-            };
+            });
             Err(match monitor.kept_spi {
                 Some(spi) => value.and_then(|value| spi.write(offset, bytes, value, machine)),
                 None => value,
             })
         } else {
             let value = distributor::read(offset, bytes, machine);
-            Ok(match monitor.kept_spi {
-                Some(spi) => spi.read(offset, bytes, value),
-                None => value,
-            })
+            let spi = monitor.kept_spi;
+            Ok(spi.map_or(value, |spi| spi.read(offset, bytes, value)))
         }
     } else {
         return false;

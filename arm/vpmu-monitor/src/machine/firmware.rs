@@ -1,5 +1,4 @@
 //! The guest's firmware calls, performed.
-//!
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use smccc::{

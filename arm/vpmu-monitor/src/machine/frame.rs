@@ -11,10 +11,7 @@ use vpmu_monitor::world::{
     statistics::{CpuStatistics, Kind},
 };
 
-use super::{
-    cpu::Cpu,
-    sysreg::{now, read_sysreg, write_sysreg},
-};
+use super::sysreg::{now, read_sysreg, write_sysreg};
 
 /// The guest's registers at an exit; the layout is known to `entry.s`.
 #[derive(Clone)]
@@ -108,11 +105,6 @@ impl Frame {
     }
 
     /// Accounts for an exit that is about to end.
-    pub(super) fn leave(&self, cpu: &Cpu, kind: Kind) {
-        self.account(&cpu.statistics, kind);
-    }
-
-    /// The same, in other statistics than the CPU's.
     pub(super) fn account(&self, statistics: &CpuStatistics, kind: Kind) {
         statistics.exit(kind, now().wrapping_sub(self.entered));
     }

@@ -34,36 +34,23 @@ fn kind(pmcr: u64) -> Kind {
 /// PMCR_EL0's bits that software writes.
 const PMCR_CONTROL: u64 = 0x7ff;
 
-fn known(kind: Kind) -> Option<Findings> {
-    PROBED.with(|probed| {
-        let mut found = probed.iter().flatten();
-        found
-            .find(|(other, _)| *other == kind)
-            .map(|(_, findings)| *findings)
-    })
-}
-
-fn remember(kind: Kind, findings: Findings) {
-    PROBED.with(|probed| {
-        if let Some(room) = probed.iter_mut().find(|place| place.is_none()) {
-            *room = Some((kind, findings));
-        }
-    });
-}
-
 /// This CPU's PMU, after trying its partition, where no CPU of the same kind has been tried; `None` when there is no PMUv3.
 pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
     let cpus = monitor.machine.cpus.iter().copied();
     let partition = vpmu_el2::partition_config(monitor.settings.host_counters, cpus)?;
     let kind = kind(PhysicalPmu.read(Register::Pmcr));
-    let findings = match known(kind) {
-        Some(findings) => findings,
-        None => {
-            let (counters, host_counters) = (partition.implemented, partition.host_counters);
-            let findings = vpmu_el2::probe(counters, host_counters, &partition.features);
-            remember(kind, findings);
-            findings
-        }
+    let known = PROBED.with(|probed| probed.iter().flatten().find(|(of, _)| *of == kind).copied());
+    let findings = if let Some((_, findings)) = known {
+        findings
+    } else {
+        let (counters, host_counters) = (partition.implemented, partition.host_counters);
+        let findings = vpmu_el2::probe(counters, host_counters, &partition.features);
+        PROBED.with(|probed| {
+            if let Some(room) = probed.iter_mut().find(|place| place.is_none()) {
+                *room = Some((kind, findings));
+            }
+        });
+        findings
     };
     Some(Hardware {
         emulated: vpmu_el2::emulated_config(&partition),

@@ -46,7 +46,7 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
     cpu.start.with(|start| *start = (entry, context));
     let translation = &monitor.translation;
     let filled = StartBlock {
-        stack: cpu.stack_top(),
+        stack: cpu.stack_top,
         mair_el2: translation.mair_el2,
         tcr_el2: translation.tcr_el2,
         ttbr0_el2: translation.ttbr0_el2,
@@ -82,5 +82,5 @@ pub(crate) fn enter(number: usize, entry: u64, x0: u64) -> ! {
         write_sysreg!("spsr_el2", SPSR_EL1H_MASKED);
     }
     isb();
-    enter_guest(x0, cpu.stack_top())
+    enter_guest(x0, cpu.stack_top)
 }

@@ -233,13 +233,10 @@ impl VirtualGic {
         self.pending.word(n) | self.lines.word(n)
     }
 
-    fn is_pending(&self, intid: usize) -> bool {
-        self.pending.contains(intid) || self.lines.contains(intid)
-    }
-
     fn is_deliverable(&self, intid: usize) -> bool {
         let group = 1 << u32::from(self.group1.contains(intid));
-        self.is_pending(intid) && self.enabled.contains(intid) && self.groups_enabled & group != 0
+        let is_pending = self.pending.contains(intid) || self.lines.contains(intid);
+        is_pending && self.enabled.contains(intid) && self.groups_enabled & group != 0
     }
 
     fn has_active(&self, chosen: &Bits) -> bool {

@@ -130,7 +130,7 @@ impl Scheduler {
     /// Decides, at the time `now`.
     pub fn decide(&mut self, now: u64) -> Decision {
         for state in &mut self.states {
-            if matches!(*state, State::Waiting(Some(until)) if is_past(until, now)) {
+            if matches!(*state, State::Waiting(Some(until)) if until <= now) {
                 *state = State::Runnable;
             }
         }
@@ -140,9 +140,7 @@ impl Scheduler {
             self.states[self.current.index()],
             self.states[other.index()],
         ) {
-            (State::Runnable, State::Runnable) if self.is_over || is_past(end, now) => {
-                self.switch(now)
-            }
+            (State::Runnable, State::Runnable) if self.is_over || end <= now => self.switch(now),
             (State::Runnable, State::Runnable) => Decision::GoOn(Some(end)),
             // Alone, its slice does not end; the other's timer ends it.
             (State::Runnable, State::Waiting(until)) => Decision::GoOn(until),
@@ -166,11 +164,6 @@ impl Scheduler {
         self.is_over = false;
         Decision::Switch
     }
-}
-
-/// Whether the time `then` is not later than `now`.
-const fn is_past(then: u64, now: u64) -> bool {
-    then <= now
 }
 
 #[cfg(test)]
