@@ -1,7 +1,7 @@
 //! The Arm PMU that is emulated: every access traps, and functions of the caller's count.
 
+use vpmu::arm::PmuVersion;
 use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
-use vpmu::arm::{EventFilter, PmuVersion};
 use vpmu::counter::Counter;
 
 use crate::counter::{counter_state, policy, report};
@@ -216,10 +216,7 @@ pub unsafe extern "C" fn vpmu_arm_set_filter(
     pmu: *mut VpmuArm,
     filter: *const VpmuArmFilter,
 ) -> VpmuStatus {
-    let set = |pmu: &mut EmulatedPmu, filter: EventFilter, host: &mut Host| {
-        pmu.set_filter(filter, host);
-    };
-    promised!(pmu::set_filter(pmu, filter, set))
+    promised!(pmu::set_filter(pmu, filter, EmulatedPmu::set_filter))
 }
 
 /// The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask

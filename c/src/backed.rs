@@ -1,6 +1,5 @@
 //! The Arm PMU that is emulated on the counters of the CPU.
 
-use vpmu::arm::EventFilter;
 use vpmu::arm::emulated::BackedPmu;
 use vpmu::counter::Counter;
 
@@ -232,10 +231,7 @@ pub unsafe extern "C" fn vpmu_backed_set_filter(
     pmu: *mut VpmuBacked,
     filter: *const VpmuArmFilter,
 ) -> VpmuStatus {
-    let set = |pmu: &mut BackedPmu, filter: EventFilter, registers: &mut Registers| {
-        pmu.set_filter(filter, registers);
-    };
-    promised!(pmu::set_filter(pmu, filter, set))
+    promised!(pmu::set_filter(pmu, filter, BackedPmu::set_filter))
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.

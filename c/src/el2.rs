@@ -226,11 +226,9 @@ pub unsafe extern "C" fn vpmu_el2_inject(esr: u64, vcpu: *const VpmuEl2Vcpu) -> 
 /// As for the exported functions.
 unsafe fn exit<G: Guest>(pmu: *mut G, esr: u64, given: *const VpmuEl2Vcpu) -> bool {
     let act = |held: &mut G::Value| {
-        let mut serve =
-            |register: Register, level: ExceptionLevel, written: Option<u64>| match written {
-                Some(value) => held.pmu.write(register, level, value, &mut held.host),
-                None => held.pmu.read(register, level, &mut held.host),
-            };
+        let mut serve = |register: Register, level: ExceptionLevel, written: Option<u64>| {
+            held.pmu.access(register, level, written, &mut held.host)
+        };
         promised!(complete(esr, given, &mut serve))
     };
     promised!(room::with(pmu, act))

@@ -25,12 +25,12 @@ pub(crate) trait Pmu<H> {
     /// One that is not made yet.
     const VACANT: Self;
 
-    fn read(&mut self, register: Register, level: ExceptionLevel, host: &mut H) -> Outcome;
-    fn write(
+    /// Reads a register, or writes the value that it is given.
+    fn access(
         &mut self,
         register: Register,
         level: ExceptionLevel,
-        value: u64,
+        written: Option<u64>,
         host: &mut H,
     ) -> Outcome;
     fn line(&mut self, host: &mut H) -> bool;
@@ -47,23 +47,17 @@ macro_rules! shape {
         impl Pmu<$host> for $pmu {
             const VACANT: Self = <$pmu>::vacant();
 
-            fn read(
+            fn access(
                 &mut self,
                 register: Register,
                 level: ExceptionLevel,
+                written: Option<u64>,
                 host: &mut $host,
             ) -> Outcome {
-                self.read(register, level, host)
-            }
-
-            fn write(
-                &mut self,
-                register: Register,
-                level: ExceptionLevel,
-                value: u64,
-                host: &mut $host,
-            ) -> Outcome {
-                self.write(register, level, value, host)
+                match written {
+                    Some(value) => self.write(register, level, value, host),
+                    None => self.read(register, level, host),
+                }
             }
 
             fn line(&mut self, $regs: &mut $host) -> bool {
@@ -153,8 +147,7 @@ pub(crate) unsafe fn access<G: Guest>(
     promised!(room::with(pmu, |Held { pmu, host }: &mut G::Value| {
         let outcome = match decode(iss) {
             None => Outcome::NotHandled,
-            Some((register, true)) => pmu.write(register, level, *value, host),
-            Some((register, false)) => pmu.read(register, level, host),
+            Some((register, write)) => pmu.access(register, level, write.then_some(*value), host),
         };
         VpmuOutcome::of_arm(outcome, value)
     }))
