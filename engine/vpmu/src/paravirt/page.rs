@@ -73,56 +73,44 @@ pub mod word {
         COUNTERS + (counter.index() % super::MAX_COUNTERS as usize) * STRIDE + word
     }
 
-    /// Guest: what is counted, as the event part of IA32_PERFEVTSELx: bits 7:0, 15:8, 18 (edge), 23 (invert),
-    /// 31:24 (counter mask). All others are 0.
-    pub const fn config(counter: Counter) -> usize {
-        of(counter, 0)
+    /// Defines a counter's words by their places.
+    macro_rules! words {
+        ($($(#[$about:meta])* $name:ident = $place:literal;)*) => {
+            $($(#[$about])*
+            pub const fn $name(counter: Counter) -> usize {
+                of(counter, $place)
+            })*
+        };
     }
-    /// Guest: [`flag`](super::flag)s.
-    pub const fn flags(counter: Counter) -> usize {
-        of(counter, 1)
-    }
-    /// Guest: events to the first overflow.
-    pub const fn left(counter: Counter) -> usize {
-        of(counter, 2)
-    }
-    /// Guest: events from each overflow to the next. The only wish that may change without a new generation: it
-    /// holds from the next overflow on, and where overflows become records about from the next doorbell on.
-    pub const fn period(counter: Counter) -> usize {
-        of(counter, 3)
-    }
-    /// Guest: a new number, which is not 0, makes the counter anew, from a count of 0. With the old number it
-    /// goes on.
-    pub const fn generation(counter: Counter) -> usize {
-        of(counter, 4)
-    }
-    /// Host: events counted in this generation.
-    pub const fn count(counter: Counter) -> usize {
-        of(counter, 8)
-    }
-    /// Host: overflows in this generation.
-    pub const fn overflows(counter: Counter) -> usize {
-        of(counter, 9)
-    }
-    /// Host: events in the period that the last overflow ended.
-    pub const fn last_period(counter: Counter) -> usize {
-        of(counter, 10)
-    }
-    /// Host: the count at which the next overflow is.
-    pub const fn next(counter: Counter) -> usize {
-        of(counter, 11)
-    }
-    /// Host: the generation that the other words of this half are about.
-    pub const fn made(counter: Counter) -> usize {
-        of(counter, 12)
-    }
-    /// Host: a [`state`](super::state).
-    pub const fn state(counter: Counter) -> usize {
-        of(counter, 13)
-    }
-    /// Host: records that found no room since the page was shared.
-    pub const fn lost(counter: Counter) -> usize {
-        of(counter, 14)
+
+    words! {
+        /// Guest: what is counted, as the event part of IA32_PERFEVTSELx: bits 7:0, 15:8, 18 (edge), 23 (invert),
+        /// 31:24 (counter mask). All others are 0.
+        config = 0;
+        /// Guest: [`flag`](super::flag)s.
+        flags = 1;
+        /// Guest: events to the first overflow.
+        left = 2;
+        /// Guest: events from each overflow to the next. The only wish that may change without a new generation: it
+        /// holds from the next overflow on, and where overflows become records about from the next doorbell on.
+        period = 3;
+        /// Guest: a new number, which is not 0, makes the counter anew, from a count of 0. With the old number it
+        /// goes on.
+        generation = 4;
+        /// Host: events counted in this generation.
+        count = 8;
+        /// Host: overflows in this generation.
+        overflows = 9;
+        /// Host: events in the period that the last overflow ended.
+        last_period = 10;
+        /// Host: the count at which the next overflow is.
+        next = 11;
+        /// Host: the generation that the other words of this half are about.
+        made = 12;
+        /// Host: a [`state`](super::state).
+        state = 13;
+        /// Host: records that found no room since the page was shared.
+        lost = 14;
     }
 }
 
