@@ -86,7 +86,7 @@ impl<E: Copy + PartialEq, V: Events> Bank<E, V> {
         if lost.is_none() {
             // The counter goes on counting: too little is better than nothing, and known to be too little.
             *lost = Some(reason);
-            count(&mut self.hosted.statistics_mut().part_time);
+            count(&mut self.hosted.statistics.part_time);
             self.observer.lost(n, reason);
         }
     }
@@ -178,7 +178,7 @@ pub(crate) trait Model {
         for n in self.wanted() - self.bank().hosted.running() {
             let started = match self.unsupported(n) {
                 Some(reason) => {
-                    count(&mut self.bank_mut().hosted.statistics_mut().unsupported);
+                    count(&mut self.bank_mut().hosted.statistics.unsupported);
                     Err(reason)
                 }
                 None => {
@@ -237,9 +237,9 @@ pub(crate) trait Model {
         let hosted = &self.bank().hosted;
         let will_do = |armed: &NonZeroU64| match wanted {
             // The overflow is further than that.
-            None => hosted.repeats(n).may_idle && self.is_awaited(n) && armed.get() < FAR,
+            None => hosted.slots[n].repeats.may_idle && self.is_awaited(n) && armed.get() < FAR,
             Some(wanted) => {
-                let idles = hosted.repeats(n).may_idle && wanted.get() >= FAR;
+                let idles = hosted.slots[n].repeats.may_idle && wanted.get() >= FAR;
                 *armed <= wanted && (idles || armed.get() >= FAR)
             }
         };
@@ -303,9 +303,9 @@ pub(crate) trait Model {
         let overflowed = self.take(n, counted);
         let hosted = &mut self.bank_mut().hosted;
         if !overflowed {
-            count(&mut hosted.statistics_mut().spurious_reports);
+            count(&mut hosted.statistics.spurious_reports);
         }
-        hosted.repeats_mut(n).note_overflow(overflowed);
+        hosted.slots[n].repeats.note_overflow(overflowed);
         self.follow_up(host);
         let due = self.due(n);
         let asked = self.bank().hosted.armed(n);
@@ -314,13 +314,13 @@ pub(crate) trait Model {
         // event that repeats has then less than a period to count, and repeats that. So after that report it is asked for
         // a whole period, unread: each read would leave less than a period again.
         let reads =
-            asks && self.implemented().contains(n) && !self.bank().hosted.repeats(n).is_rest;
+            asks && self.implemented().contains(n) && !self.bank().hosted.slots[n].repeats.is_rest;
         if reads {
             self.settle(n.alone(), host);
         }
         self.apply(host);
         if asks {
-            self.bank_mut().hosted.repeats_mut(n).note_asked(reads);
+            self.bank_mut().hosted.slots[n].repeats.note_asked(reads);
         }
     }
 

@@ -55,7 +55,8 @@ pub struct HostEvents<E> {
     owing: CounterSet,
     /// Counters that the guest has used since the slice began.
     used: CounterSet,
-    statistics: Statistics,
+    // The bank counts spurious reports.
+    pub(super) statistics: Statistics,
 }
 
 impl<E: Copy + PartialEq> HostEvents<E> {
@@ -101,15 +102,6 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         self.running | self.undrained | self.owing
     }
 
-    /// Returns what the event of `counter` does after its report.
-    pub(crate) fn repeats(&self, counter: Counter) -> Repeats {
-        self.slots[counter].repeats
-    }
-
-    pub(crate) fn repeats_mut(&mut self, counter: Counter) -> &mut Repeats {
-        &mut self.slots[counter].repeats
-    }
-
     /// Returns the number of events, from what has been taken on, after which the host will report.
     pub fn armed(&self, counter: Counter) -> Option<NonZeroU64> {
         self.slots[counter].armed
@@ -124,11 +116,6 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// Returns how often the host was called.
     pub const fn statistics(&self) -> Statistics {
         self.statistics
-    }
-
-    /// For the bank, which counts spurious reports.
-    pub(crate) const fn statistics_mut(&mut self) -> &mut Statistics {
-        &mut self.statistics
     }
 
     /// Notes that the guest wrote a register that may change what these counters count, or whether they do. A policy
@@ -427,7 +414,7 @@ pub(super) struct HostEvent<E> {
     /// The host will report when it has counted so many beyond `mark`.
     armed: Option<NonZeroU64>,
     /// What comes after that.
-    repeats: Repeats,
+    pub(super) repeats: Repeats,
     /// Whether a read has found a period over whose report has not come.
     overtaken: bool,
     /// Why the total is not all that happened.
