@@ -21,24 +21,14 @@ pub struct Offer {
 }
 
 impl Offer {
-    // Above the number of counters, in bits 7:0.
-    const RINGS: u32 = 1 << 8;
-    const RAW: u32 = 1 << 9;
-    // The device's, whatever its host can do: one that takes no samples interrupts.
-    const RECORDS: u32 = 1 << 10;
-
     /// Returns the leaf that a guest reads: EAX bits 7:0 counters, 8 rings, 9 raw events, 10 records; EBX the architectural events,
     /// of which a set bit is one that is there; ECX the layout of the page, 1.
     pub const fn leaf(&self) -> CpuidLeaf {
-        let mut eax = self.counters as u32 | Self::RECORDS;
-        if self.rings {
-            eax |= Self::RINGS;
-        }
-        if self.raw {
-            eax |= Self::RAW;
-        }
+        // The device's, whatever its host can do: one that takes no samples interrupts.
+        const RECORDS: u32 = 1 << 10;
+        let (rings, raw) = ((self.rings as u32) << 8, (self.raw as u32) << 9);
         CpuidLeaf {
-            eax,
+            eax: self.counters as u32 | rings | raw | RECORDS,
             ebx: self.events,
             // A driver of another layout finds out before it shares a page that the host would refuse.
             ecx: 1,

@@ -30,17 +30,11 @@ pub(super) struct Wish {
 impl Wish {
     pub(super) fn event(&self) -> CounterConfig {
         let raw = RawPerfEvtSel(self.config);
+        let (select, umask) = (raw.select(), raw.umask());
         CounterConfig {
-            event: EventKind::General {
-                select: raw.select(),
-                umask: raw.umask(),
-            },
             user: self.flags & flag::USER != 0,
             kernel: self.flags & flag::KERNEL != 0,
-            edge: raw.has(RawPerfEvtSel::EDGE),
-            invert: raw.has(RawPerfEvtSel::INV),
-            threshold: raw.threshold(),
-            only_c0: false,
+            ..raw.counts(EventKind::General { select, umask })
         }
     }
 

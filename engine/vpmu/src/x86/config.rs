@@ -1,6 +1,6 @@
 //! What a host counter is to count: events, rings and conditions, as Intel and AMD both have them.
 
-use super::Ring;
+use super::{RawPerfEvtSel, Ring};
 
 /// What a host counter is to count. It counts only while the guest runs, in the rings named here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,8 +28,6 @@ impl CounterConfig {
     pub const fn raw(&self) -> Option<u64> {
         // Both vendors have these bits at the same places.
         // INT, EN and the rings are left out: perf has attributes of their own for them, and drops these bits.
-        const EDGE: u64 = 1 << 18;
-        const INV: u64 = 1 << 23;
         let (select, umask) = match self.event {
             EventKind::General { select, umask } => (select as u64, umask),
             EventKind::Amd { select, umask } => {
@@ -40,10 +38,10 @@ impl CounterConfig {
         };
         let mut raw = select | (umask as u64) << 8 | (self.threshold as u64) << 24;
         if self.edge {
-            raw |= EDGE;
+            raw |= RawPerfEvtSel::EDGE;
         }
         if self.invert {
-            raw |= INV;
+            raw |= RawPerfEvtSel::INV;
         }
         Some(raw)
     }

@@ -42,7 +42,7 @@ impl RawPerfEvtSel {
     }
 
     /// What a counter with this register is to count, if `event` is what it names.
-    pub(super) const fn counts(self, event: EventKind) -> CounterConfig {
+    pub(crate) const fn counts(self, event: EventKind) -> CounterConfig {
         CounterConfig {
             event,
             user: self.has(Self::USR),

@@ -67,15 +67,10 @@ impl Kinds {
     }
 
     const fn bit(kind: Kind) -> u8 {
+        // Numbers of the engine's own: the two vendors' registers have other bits.
         match kind {
-            // Numbers of the engine's own: the two vendors' registers have other bits.
-            Kind::Conditional => 1 << 0,
-            Kind::RelativeJump => 1 << 1,
-            Kind::IndirectJump => 1 << 2,
-            Kind::RelativeCall | Kind::NextCall => 1 << 3,
-            Kind::IndirectCall => 1 << 4,
-            Kind::Return => 1 << 5,
-            Kind::Other => 1 << 6,
+            Kind::NextCall => Self::bit(Kind::RelativeCall),
+            _ => 1 << kind as u8,
         }
     }
 }
