@@ -24,6 +24,8 @@ pub(super) struct Counters<V> {
     controls: Slots<Control>,
     /// The global control and status registers, and the PMI.
     pub(super) global: Global,
+    /// What the request of a PMI stops the counters by, and whether it stops the last branch records.
+    pub(super) freezing: (Option<Freeze>, bool),
     /// PEBS, where the guest has it.
     pub(super) pebs: Option<pebs::Unit>,
     /// The last branch records, where the guest has them.
@@ -51,7 +53,11 @@ impl<V: Events> Counters<V> {
             bank: Bank::new(policy, registers.counters(), events),
             filter,
             controls: Slots::filled(Control::NONE),
-            global: Global::new(registers.gate_at_reset()),
+            global: Global {
+                gate: registers.gate_at_reset(),
+                ..Global::default()
+            },
+            freezing: (None, false),
             pebs: registers.pebs().map(pebs::Unit::new),
             lbr: registers.lbr(),
             switched_on: CounterSet::EMPTY,
@@ -69,25 +75,21 @@ impl<V: Events> Counters<V> {
         if let Some(lbr) = &mut self.lbr {
             lbr.reset();
         }
-        self.restore(&Counted {
-            gate,
-            ..Counted::default()
-        });
+        let mut counted = Counted::default();
+        counted.global.gate = gate;
+        self.restore(&counted);
     }
 
     /// Returns what a guest can see.
     pub(super) fn counted(&self) -> Counted {
-        let mut values = Slots::default();
+        let mut counted = Counted {
+            global: self.global,
+            ..Counted::default()
+        };
         for n in self.bank.existing {
-            values[n] = self.bank.counters[n].value;
+            counted.values[n] = self.bank.counters[n].value;
         }
-        Counted {
-            values,
-            gate: self.global.gate,
-            overflowed: self.global.overflowed,
-            status: self.global.status,
-            pmi_due: self.global.pmi_due,
-        }
+        counted
     }
 
     /// The other way round.
@@ -95,7 +97,7 @@ impl<V: Events> Counters<V> {
         for n in self.bank.existing {
             self.bank.counters[n].value = counted.values[n];
         }
-        self.global.restore(counted);
+        self.global = counted.global;
         // The branches that were waited for would have been those of the machine before.
         if let Some(lbr) = &mut self.lbr {
             lbr.forget_delayed();
@@ -125,7 +127,7 @@ impl<V: Events> Counters<V> {
 
     /// Counters whose overflow does something at once: it stops all of them, or writes to the guest's memory.
     pub(super) fn acting(&self) -> CounterSet {
-        match self.global.freezes_counters() {
+        match self.freezing.0.is_some() {
             true => self.recording | self.interrupting,
             false => self.recording,
         }
@@ -232,8 +234,8 @@ impl<V: Events> Model for Counters<V> {
     }
 }
 
-/// The state behind the global control and status registers of one PMU.
-#[derive(Clone, Debug)]
+/// The state behind the global control and status registers of one PMU, all of which a guest can see.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Global {
     /// The global control register: the counters that it lets count. A frozen PMU keeps it, where freezing is a status
     /// bit.
@@ -244,33 +246,9 @@ pub(super) struct Global {
     pub(super) status: u64,
     /// An overflow has requested a PMI that nobody has taken.
     pub(super) pmi_due: bool,
-    /// What the request of a PMI stops the counters by.
-    freezing: Option<Freeze>,
-    /// Whether the request of a PMI stops the last branch records.
-    freezes_branches: bool,
 }
 
 impl Global {
-    /// Returns the registers out of reset, which let `gate` count.
-    pub(super) const fn new(gate: CounterSet) -> Self {
-        Self {
-            gate,
-            overflowed: CounterSet::EMPTY,
-            status: 0,
-            pmi_due: false,
-            freezing: None,
-            freezes_branches: false,
-        }
-    }
-
-    /// Continues from what a guest could see. What freezes is the registers' to say.
-    const fn restore(&mut self, counted: &Counted) {
-        self.gate = counted.gate;
-        self.overflowed = counted.overflowed;
-        self.status = counted.status;
-        self.pmi_due = counted.pmi_due;
-    }
-
     /// Counters that the global registers let count.
     pub(super) const fn open(&self) -> CounterSet {
         // The register itself keeps its value, which the guest finds again when it thaws the counters.
@@ -290,16 +268,6 @@ impl Global {
         self.status |= others;
     }
 
-    pub(super) const fn set_freezing(&mut self, freezing: Option<Freeze>, branches: bool) {
-        self.freezing = freezing;
-        self.freezes_branches = branches;
-    }
-
-    /// Whether the request of a PMI stops the counters.
-    pub(super) const fn freezes_counters(&self) -> bool {
-        self.freezing.is_some()
-    }
-
     /// Whether the last branch records are frozen.
     pub(super) const fn are_branches_frozen(&self) -> bool {
         self.status & status::BRANCHES_FROZEN != 0
@@ -310,16 +278,16 @@ impl Global {
     }
 
     /// Requests a PMI, and stops what the guest wants stopped by it.
-    pub(super) const fn request_pmi(&mut self) {
+    pub(super) const fn request_pmi(&mut self, (counters, branches): (Option<Freeze>, bool)) {
         self.pmi_due = true;
         // The request, not its delivery, stops the counters (SDM 18.4.7): LVTPC may be masked.
-        match self.freezing {
+        match counters {
             Some(Freeze::Gate) => self.gate = CounterSet::EMPTY,
             // Version 4 and later: the handler thaws by one write, which acknowledges the overflow, too.
             Some(Freeze::Status) => self.status |= status::COUNTERS_FROZEN,
             None => {}
         }
-        if self.freezes_branches {
+        if branches {
             self.status |= status::BRANCHES_FROZEN;
         }
     }

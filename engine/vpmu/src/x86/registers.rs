@@ -7,6 +7,7 @@
 //! neither counters nor host: a read answers with a [`Source`], a write with an [`Effect`], and the PMU alone acts on
 //! them.
 
+use super::counters::Global;
 use super::status::Freeze;
 use super::{Capability, CounterConfig, EventKind, PmuState, RestoreError, amd, intel, lbr, pebs};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
@@ -113,14 +114,8 @@ pub(super) enum Effect {
 pub(super) struct Counted {
     /// The counters' values.
     pub(super) values: Slots<u64>,
-    /// Counters that the global control register lets count.
-    pub(super) gate: CounterSet,
-    /// Counters' bits in the global status register.
-    pub(super) overflowed: CounterSet,
-    /// The other bits of the global status register.
-    pub(super) status: u64,
-    /// A PMI has been requested and not taken.
-    pub(super) pmi_due: bool,
+    /// The global registers, and the PMI.
+    pub(super) global: Global,
 }
 
 /// The registers of either vendor: what a guest has written, and nothing that counting changes.

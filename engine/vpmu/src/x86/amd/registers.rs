@@ -146,9 +146,9 @@ impl Registers {
             interface,
             perf_ctl: [0; MAX_COUNTERS as usize],
             perf_ctr: [0; MAX_COUNTERS as usize],
-            global_ctl: global(counted.gate),
-            global_status: global(counted.overflowed) | counted.status,
-            pmi_due: counted.pmi_due,
+            global_ctl: global(counted.global.gate),
+            global_status: global(counted.global.overflowed) | counted.global.status,
+            pmi_due: counted.global.pmi_due,
             lbr: lbr.and_then(lbr::Unit::save_amd),
         };
         for ((n, value), raw) in Counter::all()
@@ -195,20 +195,19 @@ impl Registers {
         state: &PmuState,
         lbr: Option<&mut lbr::Unit>,
     ) -> Counted {
-        let mut counted = Counted {
-            pmi_due: state.pmi_due,
-            // Interfaces without the register let every counter count.
-            gate: self.capability.counters(),
-            ..Counted::default()
-        };
+        let mut counted = Counted::default();
+        let global = &mut counted.global;
+        global.pmi_due = state.pmi_due;
+        // Interfaces without the register let every counter count.
+        global.gate = self.capability.counters();
+        if state.interface >= Interface::V2 {
+            global.gate = CounterSet::from_bits(state.global_ctl as u32);
+            global.overflowed = CounterSet::from_bits(state.global_status as u32);
+            global.status = state.global_status & self.capability.status_bits();
+        }
         for ((n, &value), &raw) in Counter::all().zip(&state.perf_ctr).zip(&state.perf_ctl) {
             counted.values[n] = value;
             self.selects[n] = RawPerfEvtSel(raw);
-        }
-        if state.interface >= Interface::V2 {
-            counted.gate = CounterSet::from_bits(state.global_ctl as u32);
-            counted.overflowed = CounterSet::from_bits(state.global_status as u32);
-            counted.status = state.global_status & self.capability.status_bits();
         }
         if let (Some(unit), Some(state)) = (lbr, &state.lbr) {
             unit.restore_amd(state);

@@ -39,7 +39,7 @@ impl<V: Events> Counters<V> {
             }
         }
         if self.lbr.as_mut().is_some_and(lbr::Unit::end_run) {
-            self.global.request_pmi();
+            self.global.request_pmi(self.freezing);
         }
     }
 
@@ -47,7 +47,7 @@ impl<V: Events> Counters<V> {
     pub(in crate::x86) fn request_pmi(&mut self) {
         let due = self.global.pmi_due;
         if !(self.lbr.as_mut()).is_some_and(|lbr| lbr.delay_pmi(due)) {
-            self.global.request_pmi();
+            self.global.request_pmi(self.freezing);
         }
     }
 

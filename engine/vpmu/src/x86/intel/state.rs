@@ -4,7 +4,8 @@ use super::msr::from_global;
 use super::{
     Capability, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, Registers, Version, to_global,
 };
-use crate::counter::Counter;
+use crate::counter::{Counter, Slots};
+use crate::x86::counters::Global;
 use crate::x86::registers::Counted;
 use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{RestoreError, lbr, pebs};
@@ -71,10 +72,10 @@ impl Registers {
             pmc: [0; 8],
             fixed_ctr: [0; 7],
             fixed_ctr_ctrl: self.fixed_ctrl,
-            global_ctrl: to_global(counted.gate),
-            global_status: to_global(counted.overflowed) | counted.status,
+            global_ctrl: to_global(counted.global.gate),
+            global_status: to_global(counted.global.overflowed) | counted.global.status,
             debugctl: self.debugctl,
-            pmi_due: counted.pmi_due,
+            pmi_due: counted.global.pmi_due,
             pebs_enable: pebs.enable,
             pebs_data_cfg: pebs.data_cfg,
             ds_area: pebs.ds_area,
@@ -98,14 +99,15 @@ impl Registers {
         state: &PmuState,
         lbr: Option<&mut lbr::Unit>,
     ) -> Counted {
-        let mut counted = Counted {
+        let global = Global {
             gate: from_global(state.global_ctrl),
             // One register, two fields: the bits that are no counter's freeze, or show the PEBS buffer's state.
             overflowed: from_global(state.global_status),
             status: state.global_status & self.capability.status_bits(),
             pmi_due: state.pmi_due,
-            ..Counted::default()
         };
+        let values = Slots::default();
+        let mut counted = Counted { values, global };
         for ((n, &value), &raw) in Counter::all().zip(&state.pmc).zip(&state.perfevtsel) {
             counted.values[n] = value;
             self.selects[n] = RawPerfEvtSel(raw);

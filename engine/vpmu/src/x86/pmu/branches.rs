@@ -121,7 +121,7 @@ impl<V: Events> Pmu<V> {
             Some(lbr) => lbr.freezing(),
             None => (None, false),
         };
-        self.counters.global.set_freezing(
+        self.counters.freezing = (
             self.registers.freezing().or(counters),
             self.registers.freezes_branches() || branches,
         );
