@@ -90,13 +90,9 @@ impl Access {
             _ if !self.write => None,
             Form::A64 { rt } => Some(value_of(x, rt)),
             Form::A32(access) => {
-                let before = if access.keeps_upper_half() {
-                    pmu(self.register, ExceptionLevel::El1, None)
-                } else {
-                    Outcome::Done
-                };
-                let before = match before {
-                    Outcome::Value(before) => before,
+                let keeps = access.keeps_upper_half();
+                let before = match keeps.then(|| pmu(self.register, ExceptionLevel::El1, None)) {
+                    Some(Outcome::Value(before)) => before,
                     _ => 0,
                 };
                 let (rt, rt2) = (value_of(x, access.rt), value_of(x, access.rt2));
