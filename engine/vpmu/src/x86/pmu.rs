@@ -92,10 +92,7 @@ impl<V: Events> Pmu<V> {
             }
         });
         self.end_access(host);
-        match value {
-            Some(value) => Outcome::Value(value),
-            None => Outcome::GeneralProtection,
-        }
+        value.map_or(Outcome::GeneralProtection, Outcome::Value)
     }
 
     fn write<H: CounterHost<CounterConfig>>(
