@@ -40,7 +40,8 @@ const ITS: u64 = 4 * GIC_FRAME;
 /// The tables that say what the monitor must know.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables<'a> {
-    madt: &'a [u8],
+    /// The MADT, which [`hide_its`] changes for the guest.
+    pub madt: &'a [u8],
     fadt: &'a [u8],
     gtdt: &'a [u8],
     /// The serial port, where the firmware names one.
@@ -67,11 +68,6 @@ impl<'a> Tables<'a> {
             gtdt: find(b"GTDT").ok_or(missing("GTDT (ACPI)"))?,
             spcr: find(b"SPCR"),
         })
-    }
-
-    /// The MADT, which [`hide_its`] changes for the guest.
-    pub fn madt(&self) -> &'a [u8] {
-        self.madt
     }
 
     /// The machine's device tree, without memory. `chosen` is what a boot loader has to say.

@@ -48,8 +48,8 @@ pub(crate) fn print_statistics() {
     if let Some(pmu) = &local.pmu {
         counts_instructions = pmu.own_instructions(&mut PhysicalPmu).is_some();
         let others = cpu::cpus().iter().filter_map(|cpu| cpu.local.peek());
-        let others = others.filter_map(|local| Some(local.pmu.as_ref()?.lost()));
-        let lost = pmu.lost() + others.sum::<u64>() + OTHERS_LOST.load(Relaxed);
+        let others = others.filter_map(|local| Some(local.pmu.as_ref()?.lost));
+        let lost = pmu.lost + others.sum::<u64>() + OTHERS_LOST.load(Relaxed);
         console::print(format_args!(",{},\"counters_lost\":{lost}", pmu.describe()));
     }
     let json = |figures: &_| {

@@ -168,7 +168,7 @@ impl Firmware {
         }
         let (tree, all) = self.leave(&described, &words, initrd)?;
         if let Described::Acpi(tables, _) = described {
-            let madt = tables.madt();
+            let madt = tables.madt;
             // SAFETY: the firmware has gone, and nobody else reads its table yet.
             acpi::hide_its(unsafe {
                 slice::from_raw_parts_mut(madt.as_ptr().cast_mut(), madt.len())

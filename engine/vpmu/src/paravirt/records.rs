@@ -36,7 +36,7 @@ impl Device {
         }
         if self.samples.sampling.is_used_up() {
             // A report is asked for from what has been counted, so all of them are read.
-            for n in self.samples.sampling.counters() {
+            for n in self.samples.sampling.counters {
                 self.collect(n, host);
             }
             self.samples.sampling.room = RECORDS / 2;
@@ -67,7 +67,7 @@ impl Device {
         concerned: CounterSet,
         host: &mut H,
     ) {
-        let ended = concerned & self.samples.sampling.counters();
+        let ended = concerned & self.samples.sampling.counters;
         self.samples.sampling.end(ended);
         self.samples.wanted -= concerned;
         for n in ended & self.bank.hosted.backed() {
@@ -79,13 +79,13 @@ impl Device {
 
     /// The sampler of a host event that was released is gone.
     pub(super) fn forget_released(&mut self) {
-        let released = self.samples.sampling.counters() - self.bank.hosted.backed();
+        let released = self.samples.sampling.counters - self.bank.hosted.backed();
         self.samples.sampling.end(released);
     }
 
     /// Has the host sample with the periods that the guest wishes now. All that was counted has been taken.
     pub(super) fn follow_periods<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        for n in self.samples.sampling.counters() {
+        for n in self.samples.sampling.counters {
             let (now, before) = (
                 self.granted(self.wishes[n].period),
                 self.samples.sampling.period(n),
@@ -108,7 +108,7 @@ impl Device {
         page: &P,
     ) -> bool {
         let before = self.samples.head;
-        for n in self.samples.sampling.counters() {
+        for n in self.samples.sampling.counters {
             loop {
                 let (samples, taken) = self.samples.sampling.take(n, host.support_pebs());
                 let statistics = &mut self.samples.statistics;

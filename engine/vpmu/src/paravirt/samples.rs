@@ -41,7 +41,7 @@ impl Samples {
 
     /// Returns the period that the host samples `n` with, if it does.
     pub(super) fn period(&self, n: Counter) -> Option<u64> {
-        let sampled = self.sampling.counters().contains(n);
+        let sampled = self.sampling.counters.contains(n);
         sampled.then(|| self.sampling.period(n).max(1))
     }
 

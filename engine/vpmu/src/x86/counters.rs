@@ -100,7 +100,8 @@ impl<V: Events> Counters<V> {
         self.global = counted.global;
         // The branches that were waited for would have been those of the machine before.
         if let Some(lbr) = &mut self.lbr {
-            lbr.forget_delayed();
+            lbr.pmi_delayed = false;
+            lbr.records_delayed = CounterSet::EMPTY;
         }
     }
 

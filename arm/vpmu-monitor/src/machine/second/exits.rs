@@ -118,7 +118,7 @@ fn within(address: u64, start: u64, length: u64) -> Option<u64> {
 /// Serves an SMC; the PC is past it. The guest has one CPU, which it cannot start.
 fn firmware_call(frame: &mut Frame, pair: &mut Pair, monitor: &Monitor) {
     let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
-    let own = pair.gic.affinity();
+    let own = pair.gic.affinity;
     let answer = match call {
         Call::CpuOn { target, .. } if target == own => psci::ALREADY_ON,
         Call::AffinityInfo { target } if target == own => psci::SUCCESS,

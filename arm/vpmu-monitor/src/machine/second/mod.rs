@@ -117,7 +117,7 @@ pub(crate) fn begin(monitor: &Monitor, unlocked: &mut Unlocked) {
     }
     isb();
     if let Some(spi) = pair.serial {
-        let affinity = pair.gic.affinity();
+        let affinity = pair.gic.affinity;
         private::own_shared(monitor.machine.distributor.start, spi, affinity);
     }
     pair.scheduler.begin(now());

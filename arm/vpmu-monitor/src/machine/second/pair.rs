@@ -236,7 +236,7 @@ impl Pair {
         }
         core::mem::swap(&mut local.pmu, &mut self.other_pmu);
         if let Some(pmu) = &self.other_pmu {
-            OTHERS_LOST.store(pmu.lost(), Relaxed);
+            OTHERS_LOST.store(pmu.lost, Relaxed);
         }
         local.is_second = to == Who::Second;
         match to {
@@ -289,9 +289,9 @@ fn moved(
     note: fn(&mut Switches, Residence, Residence),
     work: impl FnOnce(&mut GuestPmu),
 ) {
-    let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
+    let (was, accesses) = (pmu.residence(), pmu.switch_accesses);
     let instructions = measured(pmu, work);
-    let registers = pmu.switch_accesses() - accesses;
+    let registers = pmu.switch_accesses - accesses;
     let moved = was.zip(pmu.residence());
     SWITCHES.with(|switches| {
         switches.instructions += instructions;

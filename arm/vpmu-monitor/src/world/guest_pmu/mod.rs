@@ -73,11 +73,11 @@ pub struct GuestPmu {
     /// Host counters sample the guest.
     samples: bool,
     /// Physical register accesses made by [`Self::load`] and [`Self::put`].
-    switch_accesses: u64,
+    pub switch_accesses: u64,
     /// Counters that are the host's since the last load.
     newly_taken: CounterSet,
     /// How often a counter that the guest had counting was taken from it.
-    lost: u64,
+    pub lost: u64,
 }
 
 #[derive(Debug)]
@@ -376,21 +376,11 @@ impl GuestPmu {
         }
     }
 
-    /// Physical register accesses made by [`Self::load`] and [`Self::put`].
-    pub const fn switch_accesses(&self) -> u64 {
-        self.switch_accesses
-    }
-
     /// Instructions the monitor has executed on this CPU, when a host counter counts them.
     pub fn own_instructions<R: PmuRegisters>(&self, registers: &mut R) -> Option<u64> {
         let n = self.own_counter?;
         // It counts on at EL2: what is read includes the exit that reads it.
         Some(registers.read(Register::Pmevcntr(n)))
-    }
-
-    /// How often a counter that the guest had counting was taken from it.
-    pub const fn lost(&self) -> u64 {
-        self.lost
     }
 
     /// What the PMU is, as members of a JSON object.

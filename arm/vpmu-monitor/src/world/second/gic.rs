@@ -64,7 +64,7 @@ pub struct Left {
 #[derive(Clone, Debug)]
 pub struct VirtualGic {
     /// The CPU's affinity, as MPIDR_EL1 has it.
-    pub(super) affinity: u64,
+    pub affinity: u64,
     /// `GICD_CTLR.{EnableGrp1, EnableGrp0}`.
     pub(super) groups_enabled: u32,
     pub(super) asleep: bool,
@@ -107,11 +107,6 @@ impl VirtualGic {
             loaded: [0; MOST],
             count: 0,
         }
-    }
-
-    /// The affinity of its one CPU, as MPIDR_EL1 has it.
-    pub const fn affinity(&self) -> u64 {
-        self.affinity
     }
 
     /// The physical interrupt `intid` has been acknowledged for this guest, and stays active.

@@ -27,7 +27,7 @@ impl<V: Events> Counters<V> {
         };
         // What comes of the records has its branches.
         lbr.delays = false;
-        let recorded = lbr.take_delayed_records();
+        let recorded = core::mem::take(&mut lbr.records_delayed);
         if let Some(pebs) = &mut self.pebs {
             pebs.unrecorded |= recorded;
         }

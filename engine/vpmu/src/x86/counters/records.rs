@@ -17,7 +17,7 @@ impl<V: Events> Counters<V> {
         };
         // Taken first: what follows can count, and overflow anew.
         let unrecorded = mem::take(&mut pebs.unrecorded);
-        let sampled = unrecorded & pebs.sampling.counters();
+        let sampled = unrecorded & pebs.sampling.counters;
         for n in sampled {
             self.pass_sampled(n);
         }

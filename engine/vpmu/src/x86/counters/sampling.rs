@@ -30,7 +30,7 @@ use crate::x86::{CounterConfig, intel};
 impl<V: Events> Counters<V> {
     /// Returns the counters that the host samples.
     fn sampled(&self) -> CounterSet {
-        (self.pebs.as_ref()).map_or(CounterSet::EMPTY, |pebs| pebs.sampling.counters())
+        (self.pebs.as_ref()).map_or(CounterSet::EMPTY, |pebs| pebs.sampling.counters)
     }
 
     /// Takes note of the periods of the sampled counters that are over. What makes another of their period comes after

@@ -155,7 +155,7 @@ impl State {
 /// What the guest has written.
 #[derive(Clone, Debug)]
 pub(super) struct Registers {
-    capability: Capability,
+    pub(super) capability: Capability,
     select: u64,
     extension: u64,
     debugctl: u64,
@@ -169,10 +169,6 @@ impl Registers {
             extension: 0,
             debugctl: 0,
         }
-    }
-
-    pub(super) const fn capability(&self) -> Capability {
-        self.capability
     }
 
     pub(super) const fn control(&self, control: Control) -> u64 {

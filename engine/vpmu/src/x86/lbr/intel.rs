@@ -201,8 +201,8 @@ impl State {
 /// What the guest has written.
 #[derive(Clone, Debug)]
 pub(super) struct Registers {
-    capability: Capability,
-    control: u64,
+    pub(super) capability: Capability,
+    pub(super) control: u64,
 }
 
 impl Registers {
@@ -211,14 +211,6 @@ impl Registers {
             capability,
             control: 0,
         }
-    }
-
-    pub(super) const fn capability(&self) -> Capability {
-        self.capability
-    }
-
-    pub(super) const fn control(&self) -> u64 {
-        self.control
     }
 
     /// `None`: #GP.

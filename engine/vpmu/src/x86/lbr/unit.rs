@@ -26,10 +26,10 @@ pub(crate) struct Unit {
     /// Whether a PMI and records have to wait for branches.
     pub(in crate::x86) delays: bool,
     /// A PMI waits until the guest has been followed. It has not been requested.
-    pmi_delayed: bool,
+    pub(in crate::x86) pmi_delayed: bool,
     /// Counters whose PEBS record waits for the same.
-    records_delayed: CounterSet,
-    statistics: Statistics,
+    pub(in crate::x86) records_delayed: CounterSet,
+    pub(in crate::x86) statistics: Statistics,
 }
 
 impl Unit {
@@ -64,8 +64,8 @@ impl Unit {
     /// Goes back to power-on reset. The statistics go on.
     pub(in crate::x86) fn reset(&mut self) {
         let fresh = match &self.registers {
-            Registers::Intel(registers) => Self::intel(registers.capability()),
-            Registers::Amd(registers) => Self::amd(registers.capability()),
+            Registers::Intel(registers) => Self::intel(registers.capability),
+            Registers::Amd(registers) => Self::amd(registers.capability),
         };
         *self = Self {
             statistics: self.statistics,
@@ -79,7 +79,7 @@ impl Unit {
             Registers::Intel(registers) => match intel::Msr::decode(address) {
                 None => return Outcome::NotHandled,
                 Some(intel::Msr::Depth) => Some(self.stack.depth().into()),
-                Some(intel::Msr::Control) => Some(registers.control()),
+                Some(intel::Msr::Control) => Some(registers.control),
                 Some(intel::Msr::Record(field, n)) => self.stack.field(field, n),
             },
             Registers::Amd(registers) => match amd::Msr::decode(address) {
@@ -96,7 +96,7 @@ impl Unit {
         let written = match &mut self.registers {
             Registers::Intel(registers) => match intel::Msr::decode(address) {
                 None => return Outcome::NotHandled,
-                Some(intel::Msr::Depth) => match registers.capability().depth(value) {
+                Some(intel::Msr::Depth) => match registers.capability.depth(value) {
                     // The write clears every record, also where the depth stays as it is (SDM vol. 3B, 19.1.2): so
                     // Linux empties the stack.
                     Some(depth) => {
@@ -201,17 +201,6 @@ impl Unit {
         self.pmi_delayed || !self.records_delayed.is_empty()
     }
 
-    /// Returns the counters whose record waits, and forgets them.
-    pub(in crate::x86) fn take_delayed_records(&mut self) -> CounterSet {
-        mem::take(&mut self.records_delayed)
-    }
-
-    /// Forgets what waits.
-    pub(in crate::x86) fn forget_delayed(&mut self) {
-        self.pmi_delayed = false;
-        self.records_delayed = CounterSet::EMPTY;
-    }
-
     /// What the run has recorded is not what the guest has taken last.
     pub(in crate::x86) fn lose(&mut self) {
         if let Some(recorded) = &mut self.run {
@@ -282,15 +271,11 @@ impl Unit {
         }
     }
 
-    pub(in crate::x86) const fn statistics(&self) -> Statistics {
-        self.statistics
-    }
-
     /// Returns the registers as Intel's state has them; `None`: they are AMD's.
     pub(in crate::x86) fn save_intel(&self) -> Option<intel::State> {
         match &self.registers {
             Registers::Intel(registers) => Some(intel::State {
-                control: registers.control(),
+                control: registers.control,
                 stack: self.stack.clone(),
             }),
             Registers::Amd(_) => None,

@@ -28,18 +28,14 @@ struct Sampled {
 /// The counters that the host samples.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sampling {
-    counters: CounterSet,
+    /// Counters that are sampled.
+    pub(crate) counters: CounterSet,
     slots: Slots<Sampled>,
     /// Records that fit up to the threshold, as far as is known.
     pub(crate) room: u64,
 }
 
 impl Sampling {
-    /// Counters that are sampled.
-    pub(crate) const fn counters(&self) -> CounterSet {
-        self.counters
-    }
-
     /// The host samples `n` from now on each `period` events, and keeps `capacity` samples.
     pub(crate) fn begin(&mut self, n: Counter, period: u64, capacity: u64) {
         self.counters.insert(n);

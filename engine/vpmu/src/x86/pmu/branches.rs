@@ -66,7 +66,8 @@ impl<V: Events> Pmu<V> {
 
     /// Returns what became of the branches that were handed over.
     pub fn lbr_statistics(&self) -> lbr::Statistics {
-        (self.counters.lbr.as_ref()).map_or_else(lbr::Statistics::default, lbr::Unit::statistics)
+        let lbr = self.counters.lbr.as_ref();
+        lbr.map_or_else(lbr::Statistics::default, |lbr| lbr.statistics)
     }
 
     /// RDMSR of a register that is none of the counters'.
