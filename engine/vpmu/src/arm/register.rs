@@ -59,19 +59,16 @@ impl Encoding {
 /// Defines the registers by one table: what each is, its name, and the op1, CRn, CRm and op2 of its encoding, whose op0 is 3.
 /// The encodings of indexed registers have their number in CRm and op2. The order is that of the [`ordinal`](Register::ordinal)s.
 macro_rules! registers {
-    ($($(#[$about:meta])* $single:ident = $name:literal, $op1:literal $crn:literal $crm:literal $op2:literal;)*
-     [indexed] $($(#[$iabout:meta])* $indexed:ident = $iname:literal;)*
-     [single] $($(#[$labout:meta])* $last:ident = $lname:literal, $lop1:literal $lcrn:literal $lcrm:literal $lop2:literal;)*) => {
+    ($($(#[$about:meta])* $register:ident $(($index:ty))? = $name:literal
+       $(, $op1:literal $crn:literal $crm:literal $op2:literal)?;)*) => {
         /// A PMU system register. The number in an indexed one is 0 to 30.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Register {
-            $($(#[$about])* $single,)*
-            $($(#[$iabout])* $indexed(u8),)*
-            $($(#[$labout])* $last,)*
+            $($(#[$about])* $register $(($index))?,)*
         }
 
-        /// The registers without an index.
-        const SINGLE: [Register; Register::COUNT - 2] = [$(Register::$single,)* $(Register::$last,)*];
+        /// The registers without an index, which the table gives an encoding.
+        const SINGLE: [Register; Register::COUNT - 2] = [$($({ let _ = $op1; Register::$register },)?)*];
 
         impl Register {
             /// Returns the register that `encoding` names, or `None` if it names none of the PMU's.
@@ -81,8 +78,7 @@ macro_rules! registers {
                 let Encoding { op0, op1, crn, crm, op2 } = encoding;
                 Some(match (op0, op1, crn, crm, op2) {
                     // Before the indexed ones, among which PMCCFILTR_EL0 stands.
-                    $((3, $op1, $crn, $crm, $op2) => Self::$single,)*
-                    $((3, $lop1, $lcrn, $lcrm, $lop2) => Self::$last,)*
+                    $($((3, $op1, $crn, $crm, $op2) => Self::$register,)?)*
                     (3, 3, 14, 8..=15, 0..=7) => {
                         // CRm[2] chooses between value and type; CRm[1:0] and op2 are the counter's number.
                         let n = (crm & 3) << 3 | op2;
@@ -101,8 +97,7 @@ macro_rules! registers {
             /// where the register would be.
             pub const fn encoding(self) -> Encoding {
                 match self {
-                    $(Self::$single => Encoding::new(3, $op1, $crn, $crm, $op2),)*
-                    $(Self::$last => Encoding::new(3, $lop1, $lcrn, $lcrm, $lop2),)*
+                    $($(Self::$register => Encoding::new(3, $op1, $crn, $crm, $op2),)?)*
                     Self::Pmevcntr(n) => Encoding::new(3, 3, 14, 8 | n >> 3 & 3, n & 7),
                     Self::Pmevtyper(n) => Encoding::new(3, 3, 14, 12 | n >> 3 & 3, n & 7),
                 }
@@ -111,20 +106,16 @@ macro_rules! registers {
             /// Returns a dense number in `0..COUNT`, to count accesses by. All indexed registers of a kind share one.
             pub const fn ordinal(self) -> usize {
                 // Variants with an index have no discriminant that could be cast.
-                enum Ordinal { $($single,)* $($indexed,)* $($last,)* }
+                enum Ordinal { $($register,)* }
                 match self {
-                    $(Self::$single => Ordinal::$single as usize,)*
-                    $(Self::$indexed(_) => Ordinal::$indexed as usize,)*
-                    $(Self::$last => Ordinal::$last as usize,)*
+                    $(Self::$register { .. } => Ordinal::$register as usize,)*
                 }
             }
 
             /// Returns the architecture's name, with `n` for the index of an indexed register.
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(Self::$single => $name,)*
-                    $(Self::$indexed(_) => $iname,)*
-                    $(Self::$last => $lname,)*
+                    $(Self::$register { .. } => $name,)*
                 }
             }
         }
@@ -154,12 +145,10 @@ registers! {
     Pmxevtyper = "PMXEVTYPER_EL0", 3 9 13 1;
     /// PMXEVCNTR_EL0: the selected counter.
     Pmxevcntr = "PMXEVCNTR_EL0", 3 9 13 2;
-    [indexed]
     /// `PMEVTYPER<n>_EL0`: event type and filter of event counter n.
-    Pmevtyper = "PMEVTYPERn_EL0";
+    Pmevtyper(u8) = "PMEVTYPERn_EL0";
     /// `PMEVCNTR<n>_EL0`: event counter n.
-    Pmevcntr = "PMEVCNTRn_EL0";
-    [single]
+    Pmevcntr(u8) = "PMEVCNTRn_EL0";
     /// PMCCNTR_EL0: the cycle counter.
     Pmccntr = "PMCCNTR_EL0", 3 9 13 0;
     /// PMCCFILTR_EL0: the cycle counter's filter, encoded where PMEVTYPER31_EL0 would be.
