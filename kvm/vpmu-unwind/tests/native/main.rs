@@ -52,9 +52,19 @@ fn small_programs_have_no_wrong_frame() {
     // A dynamic program is some 100,000 instructions in its loader.
     let (dynamic, fixed) = ((200_000, 101), (50_000, 29));
     for (name, compiler, flags, (steps, every)) in [
-        ("calls.c", "cc", &["-O2", "-fomit-frame-pointer"][..], dynamic),
+        (
+            "calls.c",
+            "cc",
+            &["-O2", "-fomit-frame-pointer"][..],
+            dynamic,
+        ),
         ("calls.c", "cc", &["-O0"], dynamic),
-        ("calls.c", "cc", &["-O2", "-static", "-Wl,--eh-frame-hdr"], fixed),
+        (
+            "calls.c",
+            "cc",
+            &["-O2", "-static", "-Wl,--eh-frame-hdr"],
+            fixed,
+        ),
         ("calls.c", "cc", &["-O1", "-no-pie"], dynamic),
         (
             "throws.cc",
