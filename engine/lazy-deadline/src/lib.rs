@@ -129,10 +129,10 @@
 
 mod guest;
 mod host;
-#[cfg(all(test, loom))]
-mod model_check;
 mod slot;
 mod sync;
+#[cfg(all(test, loom))]
+mod tests;
 
 pub use guest::{
     BreakEven, BreakEvenStatistics, GuestCpu, GuestOnlyTimer, GuestStatistics, Interrupt,

@@ -11,6 +11,3 @@ pub mod second;
 pub mod set_way;
 pub mod statistics;
 pub mod vgic;
-
-#[cfg(test)]
-mod fake;

@@ -1,7 +1,9 @@
 //! The three designs over registers that are plain storage.
 
+mod fake;
+
 use super::*;
-use crate::world::fake::FakeRegisters;
+use fake::FakeRegisters;
 use vpmu::arm::{
     EventFilter, PmuVersion,
     emulated::Identity,
