@@ -27,14 +27,12 @@
 //! offered where the capability has them.
 
 mod capability;
-mod msr;
 mod registers;
 mod state;
 
 pub use capability::{Capability, Interface};
-pub use msr::Msr;
 pub(super) use registers::Registers;
-pub use registers::perf_ctl;
+pub use registers::{Msr, perf_ctl};
 pub use state::PmuState;
 
 /// No PMU here has more counters.

@@ -1,12 +1,20 @@
 //! What a guest finds of its PMU, and all that follows from it.
 
-use super::msr::{fixed_index, to_global};
-use super::{
-    ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, Version, debugctl, fixed_ctrl,
-    global_status,
-};
+use super::{ConfigError, Version, debugctl};
 use crate::counter::{Counter, CounterSet};
 use crate::x86::{ArchEvent, lbr, pebs};
+
+/// No PMU here has more general counters: the MSRs IA32_PMC0 to IA32_PMC7 and their aliases are
+/// architectural.
+pub const MAX_GENERAL: u8 = 8;
+
+/// No PMU here has more fixed counters: 0 to 6 have a meaning.
+pub const MAX_FIXED: u8 = 7;
+
+/// The number that fixed counter 0 has in [`CounterSet`]s and for a host; the others follow.
+/// General counters begin at 0.
+// The middle of a set of 32, so that a conversion from the global registers is a shift.
+pub const FIXED: u8 = 16;
 
 /// Bits of IA32_PERF_CAPABILITIES.
 pub mod perf_capabilities {
@@ -70,23 +78,6 @@ pub struct Capability {
     /// `pdcm` and version 4, whose status register freezes them.
     #[cfg_attr(feature = "serde", serde(default))]
     pub lbr: Option<lbr::intel::Capability>,
-}
-
-/// The bits that the registers of a PMU lack. A write that sets one is #GP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserved {
-    /// Those of IA32_PERFEVTSELx.
-    pub perfevtsel: u64,
-    /// Those of IA32_FIXED_CTR_CTRL.
-    pub fixed_ctrl: u64,
-    /// Those of IA32_PERF_GLOBAL_CTRL, and of IA32_PEBS_ENABLE where that exists.
-    pub global_ctrl: u64,
-    /// Those of IA32_PERF_GLOBAL_OVF_CTRL.
-    pub ovf_ctrl: u64,
-    /// Those of IA32_PERF_GLOBAL_STATUS_SET.
-    pub status_set: u64,
-    /// Those of IA32_DEBUGCTL.
-    pub debugctl: u64,
 }
 
 impl Capability {
@@ -186,9 +177,9 @@ impl Capability {
 
     /// Returns which bits of counter `n` exist.
     pub const fn counter_mask(&self, n: Counter) -> u64 {
-        let width = match fixed_index(n) {
-            Some(_) => self.fixed_width,
-            None => self.general_width,
+        let width = match n.number() < FIXED {
+            true => self.general_width,
+            false => self.fixed_width,
         };
         // A capability that nobody has checked may have any width, and no shift may panic.
         match 1_u64.checked_shl(width as u32) {
@@ -213,63 +204,6 @@ impl Capability {
         match event.cpuid_bit() {
             Some(bit) => self.events >> bit & 1 != 0,
             None => false,
-        }
-    }
-
-    /// Returns the bits that this PMU's registers lack.
-    pub const fn reserved(&self) -> Reserved {
-        let counters = to_global(self.counters());
-        let full = global_status::OVF_BUF | global_status::COND_CHGD;
-        // LBR_FRZ can be cleared, as any version-4 handler may try to. Without LBR nothing sets it.
-        let without = when(self.lbr.is_none(), global_status::LBR_FRZ);
-        let frozen = self.freeze_bits() & !without;
-        // Software finds freezing by PDCM and a version of 2 or later (SDM 18.4.7).
-        let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
-        let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
-        // Without records there is nothing to freeze: a guest that tries gets a fault, as on a processor without them.
-        let branches = when(self.lbr.is_some(), debugctl::FREEZE_LBRS_ON_PMI);
-        let adaptive = when(self.pebs.is_some(), RawPerfEvtSel::ADAPTIVE);
-        Reserved {
-            perfevtsel: RawPerfEvtSel::reserved(self.version) & !adaptive,
-            fixed_ctrl: !self.fixed_ctrl_bits(),
-            global_ctrl: !counters,
-            ovf_ctrl: !(counters | full | self.freeze_bits()),
-            status_set: !(counters | global_status::OVF_BUF | frozen),
-            debugctl: !(freeze | smm | branches | self.other_debugctl),
-        }
-    }
-
-    /// Bits of IA32_FIXED_CTR_CTRL that exist.
-    const fn fixed_ctrl_bits(&self) -> u64 {
-        let each = match self.version {
-            Version::V2 | Version::V5 => fixed_ctrl::OS | fixed_ctrl::USR | fixed_ctrl::PMI,
-            // AnyThread came with version 3, and went with version 5.
-            Version::V3 | Version::V4 => 0xf,
-        };
-        let mut exist = 0;
-        // By hand: iterators are not const.
-        let mut n = 0;
-        while n < MAX_FIXED {
-            if self.fixed >> n & 1 != 0 {
-                exist |=
-                    fixed_ctrl::place(each, n) | when(self.pebs.is_some(), fixed_ctrl::adaptive(n));
-            }
-            n += 1;
-        }
-        exist
-    }
-
-    /// Bits of IA32_PERF_GLOBAL_STATUS that can be set and are no counter's.
-    pub(super) const fn status_bits(&self) -> u64 {
-        let counters = to_global(self.counters());
-        !self.reserved().status_set & !counters | global_status::COND_CHGD
-    }
-
-    /// Status bits that came with version 4.
-    const fn freeze_bits(&self) -> u64 {
-        match self.version {
-            Version::V2 | Version::V3 => 0,
-            Version::V4 | Version::V5 => global_status::LBR_FRZ | global_status::CTR_FRZ,
         }
     }
 }

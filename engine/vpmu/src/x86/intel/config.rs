@@ -1,4 +1,4 @@
-//! What a counter is set to count: the raw registers.
+//! The bits of the registers, and what they set a counter to count.
 
 use super::Version;
 use crate::x86::{CounterConfig, EventKind, RawPerfEvtSel};
@@ -86,6 +86,28 @@ pub mod fixed_ctrl {
             only_c0: false,
         }
     }
+}
+
+/// Bits of IA32_PERF_GLOBAL_STATUS that are no counter's.
+pub mod global_status {
+    /// The last-branch records are frozen. From version 4 on.
+    pub const LBR_FRZ: u64 = 1 << 58;
+    /// The counters are frozen: none counts while this is set. From version 4 on.
+    pub const CTR_FRZ: u64 = 1 << 59;
+    /// The PEBS buffer in the DS save area is full, up to its threshold.
+    pub const OVF_BUF: u64 = 1 << 62;
+    /// The state of the performance monitoring hardware has changed.
+    pub const COND_CHGD: u64 = 1 << 63;
+}
+
+/// Bits of IA32_DEBUGCTL that belong to the PMU.
+pub mod debugctl {
+    /// Freeze the last branch records on a PMI. Reserved without [`lbr`](crate::x86::lbr).
+    pub const FREEZE_LBRS_ON_PMI: u64 = 1 << 11;
+    /// Freeze the counters on a PMI.
+    pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
+    /// Freeze the counters in system management mode, if IA32_PERF_CAPABILITIES says so.
+    pub const FREEZE_WHILE_SMM: u64 = 1 << 14;
 }
 
 #[cfg(test)]

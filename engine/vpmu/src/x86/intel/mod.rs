@@ -34,18 +34,16 @@ mod capability;
 mod config;
 mod cpuid;
 mod error;
-mod msr;
 mod registers;
 mod state;
 mod version;
 
 pub use crate::x86::RawPerfEvtSel;
 
-pub use capability::{Capability, Reserved, perf_capabilities};
-pub use config::fixed_ctrl;
+pub use capability::{Capability, FIXED, MAX_FIXED, MAX_GENERAL, perf_capabilities};
+pub use config::{debugctl, fixed_ctrl, global_status};
 pub use error::ConfigError;
-pub(super) use msr::to_global;
-pub use msr::{FIXED, MAX_FIXED, MAX_GENERAL, Msr, debugctl, global_status};
-pub(super) use registers::Registers;
+pub use registers::{Msr, Reserved};
+pub(super) use registers::{Registers, to_global};
 pub use state::PmuState;
 pub use version::Version;

@@ -1,15 +1,154 @@
-//! The registers of one PMU, and what accesses of them mean.
+//! The registers of one PMU by name (SDM vol. 4, table 2-2, "IA-32 Architectural MSRs"), and what accesses of them mean.
 //!
 //! A set bit that is reserved, an MSR that the capability lacks, and a write of a read-only MSR are
 //! #GP(0), as the SDM has it for WRMSR and RDMSR. Only the high half of a write to IA32_PMCx is
 //! ignored: the SDM replaces it by copies of bit 31 (20.2.8).
 
-use super::msr::{fixed_index, from_global};
-use super::{Capability, FIXED, Msr, Reserved, Version, debugctl, fixed_ctrl, to_global};
+use super::capability::{FIXED, MAX_FIXED, MAX_GENERAL, when};
+use super::{Capability, Version, debugctl, fixed_ctrl, global_status};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
+use crate::x86::msr::msrs;
 use crate::x86::registers::{Control, Effect, Source};
 use crate::x86::status::Freeze;
 use crate::x86::{EventKind, RawPerfEvtSel, pebs};
+
+msrs! {
+    /// An MSR that belongs to the PMU. The index in a register's number may name a counter that does not exist. Those
+    /// [of PEBS](Self::is_of_pebs) exist only where PEBS is offered.
+    Msr
+    [each]
+    /// IA32_PERFEVTSELx: what general counter x counts.
+    PerfEvtSel = "IA32_PERFEVTSEL", 0x186 + 1 * MAX_GENERAL;
+    /// IA32_PMCx: general counter x. Writes have 32 bits, and bit 31 is extended.
+    Pmc = "IA32_PMC", 0xc1 + 1 * MAX_GENERAL;
+    /// IA32_A_PMCx: general counter x. Writes have the counter's width.
+    FullWidthPmc = "IA32_A_PMC", 0x4c1 + 1 * MAX_GENERAL;
+    /// IA32_FIXED_CTRx: fixed counter x.
+    FixedCtr = "IA32_FIXED_CTR", 0x309 + 1 * MAX_FIXED;
+    [single]
+    /// IA32_FIXED_CTR_CTRL: four bits for each fixed counter.
+    FixedCtrCtrl = "IA32_FIXED_CTR_CTRL", 0x38d;
+    /// IA32_PERF_GLOBAL_STATUS: who has overflowed.
+    GlobalStatus = "IA32_PERF_GLOBAL_STATUS", 0x38e;
+    /// IA32_PERF_GLOBAL_CTRL: who may count.
+    GlobalCtrl = "IA32_PERF_GLOBAL_CTRL", 0x38f;
+    /// IA32_PERF_GLOBAL_OVF_CTRL, from version 4 on IA32_PERF_GLOBAL_STATUS_RESET: clears bits of
+    /// IA32_PERF_GLOBAL_STATUS.
+    GlobalOvfCtrl = "IA32_PERF_GLOBAL_OVF_CTRL", 0x390;
+    /// IA32_PERF_GLOBAL_STATUS_SET: sets bits of IA32_PERF_GLOBAL_STATUS. From version 4 on.
+    GlobalStatusSet = "IA32_PERF_GLOBAL_STATUS_SET", 0x391;
+    /// IA32_PERF_GLOBAL_INUSE: which counters are configured. From version 4 on.
+    GlobalInuse = "IA32_PERF_GLOBAL_INUSE", 0x392;
+    /// IA32_PERF_CAPABILITIES.
+    PerfCapabilities = "IA32_PERF_CAPABILITIES", 0x345;
+    /// IA32_DEBUGCTL, which the PMU shares with the debug facilities.
+    DebugCtl = "IA32_DEBUGCTL", 0x1d9;
+    /// IA32_PEBS_ENABLE: whose overflows write records.
+    PebsEnable = "IA32_PEBS_ENABLE", 0x3f1;
+    /// MSR_PEBS_DATA_CFG: what is in an adaptive record.
+    PebsDataCfg = "MSR_PEBS_DATA_CFG", 0x3f2;
+    /// IA32_DS_AREA: where the buffer is described.
+    DsArea = "IA32_DS_AREA", 0x600;
+}
+
+impl Msr {
+    /// Returns whether the MSR exists only with [`pebs`](crate::x86::pebs).
+    pub const fn is_of_pebs(self) -> bool {
+        matches!(self, Self::PebsEnable | Self::PebsDataCfg | Self::DsArea)
+    }
+}
+
+/// The fixed counter that `counter` of a [`CounterSet`] is; `None`: it is a general one.
+const fn fixed_index(counter: Counter) -> Option<u8> {
+    counter.number().checked_sub(FIXED)
+}
+
+/// Returns counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.
+pub(in crate::x86) const fn to_global(counters: CounterSet) -> u64 {
+    let bits = counters.bits();
+    (bits & 0xffff) as u64 | ((bits >> FIXED) as u64) << 32
+}
+
+/// The other way round. Bits that are no counter's are dropped.
+pub(super) const fn from_global(bits: u64) -> CounterSet {
+    CounterSet::from_bits(bits as u32 & 0xffff | ((bits >> 32) as u32 & 0xffff) << FIXED)
+}
+
+/// The bits that the registers of a PMU lack. A write that sets one is #GP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Those of IA32_PERFEVTSELx.
+    pub perfevtsel: u64,
+    /// Those of IA32_FIXED_CTR_CTRL.
+    pub fixed_ctrl: u64,
+    /// Those of IA32_PERF_GLOBAL_CTRL, and of IA32_PEBS_ENABLE where that exists.
+    pub global_ctrl: u64,
+    /// Those of IA32_PERF_GLOBAL_OVF_CTRL.
+    pub ovf_ctrl: u64,
+    /// Those of IA32_PERF_GLOBAL_STATUS_SET.
+    pub status_set: u64,
+    /// Those of IA32_DEBUGCTL.
+    pub debugctl: u64,
+}
+
+impl Capability {
+    /// Returns the bits that this PMU's registers lack.
+    pub const fn reserved(&self) -> Reserved {
+        let counters = to_global(self.counters());
+        let full = global_status::OVF_BUF | global_status::COND_CHGD;
+        // LBR_FRZ can be cleared, as any version-4 handler may try to. Without LBR nothing sets it.
+        let without = when(self.lbr.is_none(), global_status::LBR_FRZ);
+        let frozen = self.freeze_bits() & !without;
+        // Software finds freezing by PDCM and a version of 2 or later (SDM 18.4.7).
+        let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
+        let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
+        // Without records there is nothing to freeze: a guest that tries gets a fault, as on a processor without them.
+        let branches = when(self.lbr.is_some(), debugctl::FREEZE_LBRS_ON_PMI);
+        let adaptive = when(self.pebs.is_some(), RawPerfEvtSel::ADAPTIVE);
+        Reserved {
+            perfevtsel: RawPerfEvtSel::reserved(self.version) & !adaptive,
+            fixed_ctrl: !self.fixed_ctrl_bits(),
+            global_ctrl: !counters,
+            ovf_ctrl: !(counters | full | self.freeze_bits()),
+            status_set: !(counters | global_status::OVF_BUF | frozen),
+            debugctl: !(freeze | smm | branches | self.other_debugctl),
+        }
+    }
+
+    /// Bits of IA32_FIXED_CTR_CTRL that exist.
+    const fn fixed_ctrl_bits(&self) -> u64 {
+        let each = match self.version {
+            Version::V2 | Version::V5 => fixed_ctrl::OS | fixed_ctrl::USR | fixed_ctrl::PMI,
+            // AnyThread came with version 3, and went with version 5.
+            Version::V3 | Version::V4 => 0xf,
+        };
+        let mut exist = 0;
+        // By hand: iterators are not const.
+        let mut n = 0;
+        while n < MAX_FIXED {
+            if self.fixed >> n & 1 != 0 {
+                exist |=
+                    fixed_ctrl::place(each, n) | when(self.pebs.is_some(), fixed_ctrl::adaptive(n));
+            }
+            n += 1;
+        }
+        exist
+    }
+
+    /// Bits of IA32_PERF_GLOBAL_STATUS that can be set and are no counter's.
+    pub(super) const fn status_bits(&self) -> u64 {
+        let counters = to_global(self.counters());
+        !self.reserved().status_set & !counters | global_status::COND_CHGD
+    }
+
+    /// Status bits that came with version 4.
+    const fn freeze_bits(&self) -> u64 {
+        match self.version {
+            Version::V2 | Version::V3 => 0,
+            Version::V4 | Version::V5 => global_status::LBR_FRZ | global_status::CTR_FRZ,
+        }
+    }
+}
 
 /// The registers that are Intel's.
 #[derive(Clone, Debug)]
@@ -244,5 +383,51 @@ impl Registers {
             reported |= control.interrupts || control.records;
         }
         to_global(used) | u64::from(reported) << 63
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_names_are_each_others_inverse() {
+        for msr in Msr::all() {
+            assert_eq!(Msr::decode(msr.address()), Some(msr));
+        }
+        let decoded = (0..0x2000).filter_map(Msr::decode).count();
+        assert_eq!(decoded, Msr::all().count(), "nothing else is taken");
+    }
+
+    #[test]
+    fn the_neighbours_are_left_alone() {
+        for address in [
+            0xc0,
+            0xc9,
+            0x185,
+            0x18e,
+            0x198,
+            0x308,
+            0x310,
+            0x38c,
+            0x393,
+            0x3f0,
+            0x3f3,
+            0x3f6,
+            0x4c0,
+            0x4c9,
+            0x5ff,
+            0x601,
+            u32::MAX,
+        ] {
+            assert_eq!(Msr::decode(address), None, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn counters_have_their_places_in_the_global_registers() {
+        let some = CounterSet::from_bits(1 << 3 | 1 << (FIXED + 2));
+        assert_eq!(to_global(some), 1 << 3 | 1 << 34);
+        assert_eq!(from_global(1 << 3 | 1 << 34 | 1 << 59 | 1 << 20), some);
     }
 }

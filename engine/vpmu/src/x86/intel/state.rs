@@ -1,6 +1,6 @@
 //! A PMU's registers as one plain value, for migration, snapshots and tests; how it is taken and put back.
 
-use super::msr::from_global;
+use super::registers::from_global;
 use super::{
     Capability, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, Registers, Version, to_global,
 };
