@@ -21,16 +21,15 @@ use crate::error::PerfError;
 use crate::events::Events;
 use crate::kernel::{Kernel, Linux};
 use crate::kick::Kick;
-use crate::kind::{Rings, probe};
+use crate::kind::{ENDLESS, Rings, probe};
 use crate::notes::Notes;
 use crate::options::{Backing, Freeze, PerfOptions};
 use crate::pace::{FLOOR, Pace};
-use crate::periods::{ENDLESS, Overflow, Period};
 use crate::portion::{Portion, TimeUp};
 use crate::processor::Vendor;
 use crate::rings::{GuestRing, LONGEST, RingSampler};
 use crate::sampler;
-use crate::slot::{Slot, Units};
+use crate::slot::{Overflow, Period, Slot, Units};
 use crate::support::prepare;
 
 /// The guest of a host's thread, as PEBS records show it.

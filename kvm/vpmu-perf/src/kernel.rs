@@ -22,10 +22,9 @@ use perf_event_open_sys::bindings::{
 use perf_event_open_sys::{ioctls, perf_event_open};
 use vpmu::counter::Counter;
 
-use crate::kind::{Kind, Rings, probe};
+use crate::kind::{ENDLESS, Kind, Rings, probe};
 use crate::notes::Notes;
 use crate::options::Backing;
-use crate::periods::ENDLESS;
 use crate::processor::{P0_CYCLES, Processor};
 
 /// The kernel, as far as perf events need one.

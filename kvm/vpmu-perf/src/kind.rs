@@ -7,6 +7,9 @@ use perf_event_open_sys::bindings::{
 
 use crate::options::Backing;
 
+/// A period that is longer than any machine runs. The kernel refuses 2^63.
+pub(crate) const ENDLESS: u64 = i64::MAX as u64;
+
 /// The event to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {

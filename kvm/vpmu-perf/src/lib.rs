@@ -43,7 +43,6 @@ mod kind;
 mod notes;
 mod options;
 mod pace;
-mod periods;
 mod portion;
 mod processor;
 mod rings;

@@ -14,7 +14,7 @@ use std::num::NonZeroU64;
 
 use vpmu::counter::{Counter, Slots};
 
-use crate::periods::ENDLESS;
+use crate::kind::ENDLESS;
 
 /// The shortest distance between overflows, ns: see [`PerfHost::FLOOR`](crate::PerfHost::FLOOR).
 pub(crate) const FLOOR: u64 = 50_000;

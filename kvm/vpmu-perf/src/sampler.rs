@@ -14,9 +14,8 @@ use vpmu::x86::pebs::{self, TakenSamples};
 use crate::buffer::{CpuMode, PerfRecord, RingBuffer};
 use crate::error::PerfError;
 use crate::kernel::{Kernel, Linux, PerfEvent};
-use crate::kind::{Kind, probe};
+use crate::kind::{ENDLESS, Kind, probe};
 use crate::options::Backing;
-use crate::periods::ENDLESS;
 
 /// A perf event of one thread that samples this thread into a ring buffer.
 #[derive(Debug)]
