@@ -1,5 +1,6 @@
 //! The counters of a PMU, and all that counting changes: values, overflow bits, the gate, the PMI, and the records that
-//! overflows ask for. They are the [`Model`] of their bank: registers only [control](Control) them.
+//! overflows ask for. They are the [`Model`] of their bank: registers only [control](Control) them, and ask for an
+//! [`Effect`] when they are written.
 
 mod delay;
 mod records;
@@ -8,12 +9,117 @@ mod sampling;
 use core::mem;
 use core::num::NonZeroU64;
 
-use super::registers::{Control, Counted, Registers};
 use super::status::Freeze;
-use super::{CounterConfig, EventFilter, lbr, pebs, status};
+use super::{CounterConfig, EventFilter, EventKind, lbr, pebs, status};
 use crate::counter::{
     Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model, Policy, Slots,
 };
+
+/// What the registers have one counter do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Control {
+    pub(super) event: CounterConfig,
+    /// Enabled by its own register.
+    pub(super) on: bool,
+    /// Asks for an interrupt when it overflows.
+    pub(super) interrupts: bool,
+    /// Asks for a PEBS record when it overflows, in place of an interrupt.
+    pub(super) records: bool,
+    /// Its PEBS records have more groups than the basic one.
+    pub(super) adaptive: bool,
+    /// Why no host can count it.
+    pub(super) unsupported: Option<Lost>,
+    /// Which bits of the counter exist.
+    pub(super) mask: u64,
+}
+
+impl Control {
+    /// A counter that does not exist.
+    pub(super) const NONE: Self = Self {
+        event: CounterConfig {
+            // Any event will do: without a ring the counter gets no host event.
+            event: EventKind::Fixed(0),
+            user: false,
+            kernel: false,
+            edge: false,
+            invert: false,
+            threshold: 0,
+            only_c0: false,
+        },
+        on: false,
+        interrupts: false,
+        records: false,
+        adaptive: false,
+        unsupported: None,
+        mask: 0,
+    };
+
+    /// Whether a counter that did what `self` says is concerned when it does what `next` says. What is in its records is
+    /// decided when they are written.
+    pub(super) fn is_changed_by(&self, next: &Self) -> bool {
+        // The groups of a record are looked up when it is written, so they disturb no counting.
+        let adaptive = next.adaptive;
+        Self { adaptive, ..*self } != *next
+    }
+
+    /// Whether the counter does something else, or stands still, with `next`: more than what its overflow asks for.
+    pub(super) fn counts_otherwise(&self, next: &Self) -> bool {
+        Self {
+            interrupts: next.interrupts,
+            records: next.records,
+            adaptive: next.adaptive,
+            ..*self
+        } != *next
+    }
+}
+
+/// Where the value of a register that is read comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The register as it was written, or a constant.
+    Register(u64),
+    /// The value of this counter, which exists.
+    Counter(Counter),
+    /// The global status register: the bits of counters, and the others.
+    Status,
+    /// The global control register. An overflow can change it where it freezes the counters.
+    Gate,
+}
+
+/// What the write of a register does to the counters. The register has its new value already; counts that the host
+/// holds are still to be taken as the old value wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Nothing: no counter is concerned.
+    Nothing,
+    /// The [`Control`] of these counters may have changed.
+    Configure(CounterSet),
+    // Apart from `Configure`: a handler closes and opens the gate for each sample, and no count is taken for that.
+    /// The global control register now lets these counters count, and no other.
+    Gate(CounterSet),
+    /// This counter, which exists, has this value.
+    Counter(Counter, u64),
+    /// The guest clears bits of the global status register: those of counters, and others.
+    ClearStatus(CounterSet, u64),
+    /// The guest sets bits of the global status register: those of counters, and others.
+    SetStatus(CounterSet, u64),
+    // Not the new answer: the overflows so far have to be taken under the old one.
+    /// The answer of the registers' `freezing` may have changed.
+    Freezing,
+    /// What an adaptive PEBS record holds has changed.
+    RecordGroups,
+    /// PEBS records go elsewhere.
+    RecordArea,
+}
+
+/// What a guest can see of the counters beside its registers, as the registers save and restore it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counted {
+    /// The counters' values.
+    pub(super) values: Slots<u64>,
+    /// The global registers, and the PMI.
+    pub(super) global: Global,
+}
 
 /// The counters of one PMU. What they do is in their [`Control`]s, as the registers said when these were last
 /// [`adopted`](Self::adopt): registers that were written since do not change what is counted before.
@@ -21,7 +127,7 @@ use crate::counter::{
 pub(super) struct Counters<V> {
     pub(super) bank: Bank<CounterConfig, V>,
     pub(super) filter: EventFilter,
-    controls: Slots<Control>,
+    pub(super) controls: Slots<Control>,
     /// The global control and status registers, and the PMI.
     pub(super) global: Global,
     /// What the request of a PMI stops the counters by, and whether it stops the last branch records.
@@ -41,25 +147,22 @@ pub(super) struct Counters<V> {
 }
 
 impl<V: Events> Counters<V> {
-    /// Returns the counters of a PMU with these registers out of reset. They do nothing until they
-    /// [adopt](Self::adopt) controls.
+    /// Returns these counters out of reset, without PEBS and last branch records. They do nothing until a gate lets them
+    /// and they [adopt](Self::adopt) controls.
     pub(super) fn new(
-        registers: &Registers,
+        existing: CounterSet,
         filter: EventFilter,
         policy: Policy,
         events: V,
     ) -> Self {
         Self {
-            bank: Bank::new(policy, registers.counters(), events),
+            bank: Bank::new(policy, existing, events),
             filter,
             controls: Slots::filled(Control::NONE),
-            global: Global {
-                gate: registers.gate_at_reset(),
-                ..Global::default()
-            },
+            global: Global::default(),
             freezing: (None, false),
-            pebs: registers.pebs().map(pebs::Unit::new),
-            lbr: registers.lbr(),
+            pebs: None,
+            lbr: None,
             switched_on: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
             recording: CounterSet::EMPTY,
@@ -115,10 +218,6 @@ impl<V: Events> Counters<V> {
         self.interrupting
             .put(n, control.interrupts && !control.records);
         self.recording.put(n, control.records);
-    }
-
-    pub(super) fn control(&self, n: Counter) -> &Control {
-        &self.controls[n]
     }
 
     /// Counters whose overflow somebody waits for.

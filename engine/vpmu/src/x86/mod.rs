@@ -15,7 +15,6 @@ pub mod lbr;
 mod msr;
 pub mod pebs;
 mod pmu;
-mod registers;
 mod restore;
 mod select;
 

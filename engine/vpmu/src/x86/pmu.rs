@@ -1,16 +1,26 @@
 //! One vCPU's PMU: a vendor's registers and the counters, and between them what an access does.
 //!
-//! Registers only [answer](super::registers). Here is what follows from their answers, for both vendors: counts are
+//! Registers only answer. Here is what follows from their answers, for both vendors: counts are
 //! taken under the controls that they were counted with, then the counters adopt what the registers say now, then the
 //! host is brought to that.
+//!
+//! # Why they only answer
+//!
+//! A write of an MSR has two sides: the register keeps a value, and the counters do something. When counts are taken,
+//! and in which order the host is called, is the same for both vendors and easy to get wrong. So [`Registers`] know
+//! neither counters nor host: a read answers with a [`Source`], a write with an [`Effect`], and the PMU alone acts on
+//! them.
 
 mod branches;
 mod vcpu;
 
-use super::counters::Counters;
+use super::counters::{Control, Counted, Counters, Effect, Source};
 use super::intel::ConfigError;
-use super::registers::{Effect, Msr, Registers, Source};
-use super::{Capability, CounterConfig, Outcome, PmuConfig, Ring};
+use super::status::Freeze;
+use super::{
+    Capability, CounterConfig, Outcome, PmuConfig, PmuState, RestoreError, Ring, amd, intel, lbr,
+    pebs,
+};
 use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
 /// One vCPU's PMU. `V` observes what happens; the default observes nothing.
@@ -48,7 +58,11 @@ impl<V: Events> Pmu<V> {
             capability.check()?;
         }
         let registers = Registers::power_on(config.capability);
-        let counters = Counters::new(&registers, config.filter, config.policy, events);
+        let existing = registers.counters();
+        let mut counters = Counters::new(existing, config.filter, config.policy, events);
+        counters.global.gate = registers.gate_at_reset();
+        counters.pebs = registers.pebs().map(pebs::Unit::new);
+        counters.lbr = registers.lbr();
         let mut pmu = Self {
             registers,
             counters,
@@ -222,7 +236,7 @@ impl<V: Events> Pmu<V> {
         let (mut changed, mut otherwise) = (CounterSet::EMPTY, CounterSet::EMPTY);
         let mut other_events = CounterSet::EMPTY;
         for n in concerned {
-            let (before, after) = (self.counters.control(n), self.registers.control(n));
+            let (before, after) = (self.counters.controls[n], self.registers.control(n));
             changed.put(n, before.is_changed_by(&after));
             otherwise.put(n, before.counts_otherwise(&after));
             other_events.put(n, before.event != after.event);
@@ -306,5 +320,181 @@ impl<V: Events> Pmu<V> {
         // Counters that only set a status bit can wait until somebody reads that.
         let acting = self.counters.acting();
         self.counters.settle_doubtful(acting, host);
+    }
+}
+
+/// The registers of either vendor: what a guest has written, and nothing that counting changes.
+#[derive(Clone, Debug)]
+enum Registers {
+    Intel(intel::Registers),
+    Amd(amd::Registers),
+}
+
+/// An MSR of a PMU of either vendor, whether or not the capability has it.
+#[derive(Clone, Copy, Debug)]
+enum Msr {
+    Intel(intel::Msr),
+    Amd(amd::Msr),
+}
+
+/// The same answer, whosever registers they are.
+macro_rules! each {
+    ($any:expr, $registers:ident => $answer:expr) => {
+        match $any {
+            Registers::Intel($registers) => $answer,
+            Registers::Amd($registers) => $answer,
+        }
+    };
+}
+
+impl Registers {
+    /// Returns the registers as they are after power-on reset.
+    fn power_on(capability: Capability) -> Self {
+        match capability {
+            Capability::Intel(capability) => Self::Intel(intel::Registers::power_on(capability)),
+            Capability::Amd(capability) => Self::Amd(amd::Registers::power_on(capability)),
+        }
+    }
+
+    /// Goes back to power-on reset.
+    fn reset(&mut self) {
+        *self = Self::power_on(self.capability());
+    }
+
+    /// Returns what the guest is offered.
+    fn capability(&self) -> Capability {
+        each!(self, registers => registers.capability.into())
+    }
+
+    /// Returns the MSR at `address`; `None`: that is none of a PMU's.
+    // Before any capability is asked: #GP is for an MSR that the guest lacks, `NotHandled` for all others.
+    fn decode(&self, address: u32) -> Option<Msr> {
+        match self {
+            // A guest must not find the other vendor's registers, which have addresses of their own.
+            Self::Intel(_) => intel::Msr::decode(address).map(Msr::Intel),
+            Self::Amd(_) => amd::Msr::decode(address).map(Msr::Amd),
+        }
+    }
+
+    /// Says what a read of `msr` shows. `None`: #GP.
+    fn read(&self, msr: Msr) -> Option<Source> {
+        match (self, msr) {
+            (Self::Intel(registers), Msr::Intel(msr)) => registers.read(msr),
+            (Self::Amd(registers), Msr::Amd(msr)) => registers.read(msr),
+            // `decode` makes none of these.
+            (Self::Intel(_), Msr::Amd(_)) | (Self::Amd(_), Msr::Intel(_)) => None,
+        }
+    }
+
+    /// Keeps `value`, and says what the write does to the counters. `None`: #GP, and nothing has changed.
+    fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
+        match (self, msr) {
+            (Self::Intel(registers), Msr::Intel(msr)) => registers.write(msr, value),
+            (Self::Amd(registers), Msr::Amd(msr)) => registers.write(msr, value),
+            (Self::Intel(_), Msr::Amd(_)) | (Self::Amd(_), Msr::Intel(_)) => None,
+        }
+    }
+
+    /// Returns the counter that RDPMC reads with this ECX, if it exists.
+    fn indexed(&self, ecx: u32) -> Option<Counter> {
+        each!(self, registers => registers.indexed(ecx))
+    }
+
+    /// Returns every counter there is.
+    fn counters(&self) -> CounterSet {
+        each!(self, registers => registers.capability.counters())
+    }
+
+    /// Returns `counters` as the global registers show them.
+    fn global_bits(&self, counters: CounterSet) -> u64 {
+        match self {
+            Self::Intel(_) => intel::to_global(counters),
+            Self::Amd(_) => counters.bits().into(),
+        }
+    }
+
+    /// Returns what the global control register lets count after power-on reset.
+    fn gate_at_reset(&self) -> CounterSet {
+        match self {
+            // General counters are enabled globally (SDM vol. 3A, table 10-1).
+            Self::Intel(registers) => CounterSet::first(registers.capability.general),
+            // Every counter: so it is, too, where no register says so.
+            Self::Amd(registers) => registers.capability.counters(),
+        }
+    }
+
+    /// Returns what the registers have counter `n` do.
+    fn control(&self, n: Counter) -> Control {
+        each!(self, registers => registers.control(n))
+    }
+
+    /// Returns everything as one plain value.
+    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+        match self {
+            Self::Intel(registers) => PmuState::Intel(registers.save(counted, lbr)),
+            Self::Amd(registers) => PmuState::Amd(registers.save(counted, lbr)),
+        }
+    }
+
+    /// Refuses a state that this capability cannot have come to.
+    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        match (self, state) {
+            (Self::Intel(registers), PmuState::Intel(state)) => registers.check(state),
+            (Self::Amd(registers), PmuState::Amd(state)) => registers.check(state),
+            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
+                Err(RestoreError::Vendor)
+            }
+        }
+    }
+
+    /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
+    fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
+        match (self, state) {
+            (Self::Intel(registers), PmuState::Intel(state)) => registers.restore(state, lbr),
+            (Self::Amd(registers), PmuState::Amd(state)) => registers.restore(state, lbr),
+            // `check` has refused it.
+            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
+                Counted::default()
+            }
+        }
+    }
+
+    /// Returns whether the guest has a status register that shows which counters have overflowed.
+    // AMD's older interfaces have none: there a write of the counter acknowledges.
+    fn has_status(&self) -> bool {
+        match self {
+            Self::Intel(_) => true,
+            Self::Amd(registers) => registers.capability.interface >= amd::Interface::V2,
+        }
+    }
+
+    /// Returns how the request of a PMI stops the counters; `None`: they go on.
+    fn freezing(&self) -> Option<Freeze> {
+        self.intel().and_then(intel::Registers::freezing)
+    }
+
+    /// Whether the request of a PMI stops the last branch records.
+    fn freezes_branches(&self) -> bool {
+        self.intel().is_some_and(intel::Registers::freezes_branches)
+    }
+
+    /// Returns the registers of PEBS, where the guest has it.
+    fn pebs(&self) -> Option<pebs::Registers> {
+        self.intel()?.pebs
+    }
+
+    fn intel(&self) -> Option<&intel::Registers> {
+        match self {
+            Self::Intel(registers) => Some(registers),
+            Self::Amd(_) => None,
+        }
+    }
+
+    /// Returns last branch records as they are after power-on reset, where the guest has them.
+    fn lbr(&self) -> Option<lbr::Unit> {
+        match self {
+            Self::Intel(registers) => registers.capability.lbr.map(lbr::Unit::intel),
+            Self::Amd(registers) => registers.capability.offered_lbr().map(lbr::Unit::amd),
+        }
     }
 }

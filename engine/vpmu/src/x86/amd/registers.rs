@@ -5,8 +5,8 @@
 
 use super::{Capability, Interface, MAX_COUNTERS, PmuState};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
+use crate::x86::counters::{Control, Counted, Effect, Source};
 use crate::x86::msr::msrs;
-use crate::x86::registers::{Control, Counted, Effect, Source};
 use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr};
 

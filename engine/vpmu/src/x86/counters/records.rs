@@ -34,7 +34,7 @@ impl<V: Events> Counters<V> {
     fn write_record<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) {
         let overflow = Overflow {
             counter: n,
-            config: self.control(n).event,
+            config: self.controls[n].event,
             groups: self.record_groups(n),
         };
         let Some(pebs) = &mut self.pebs else {
@@ -83,14 +83,14 @@ impl<V: Events> Counters<V> {
     /// Returns the groups of a record of counter `n`, beyond the basic one.
     pub(super) fn record_groups(&self, n: Counter) -> u64 {
         match &self.pebs {
-            Some(pebs) if self.control(n).adaptive => pebs.registers.data_cfg,
+            Some(pebs) if self.controls[n].adaptive => pebs.registers.data_cfg,
             _ => 0,
         }
     }
 
     /// Counter `n`, which has passed its end, goes on from `reset` with what it has counted since.
     fn reload(&mut self, n: Counter, reset: u64) {
-        let mask = self.control(n).mask;
+        let mask = self.controls[n].mask;
         let reset = reset & mask;
         // 1 to 2^63.
         let Some(period) = NonZeroU64::new((mask - reset).wrapping_add(1)) else {

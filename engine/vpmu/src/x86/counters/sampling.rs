@@ -134,7 +134,7 @@ impl<V: Events> Counters<V> {
 
     /// Takes note of the overflow of `n`, which is sampled.
     pub(super) fn pass_sampled(&mut self, n: Counter) {
-        let mask = self.control(n).mask;
+        let mask = self.controls[n].mask;
         let beyond = self.value(n);
         if let Some(pebs) = &mut self.pebs {
             let period = pebs.sampling.period(n).max(1);
@@ -191,7 +191,7 @@ impl<V: Events> Counters<V> {
         if samples.is_empty() {
             return Ok(true);
         }
-        let config = self.control(n).event;
+        let config = self.controls[n].event;
         let bits = intel::to_global(n.alone());
         let mut bytes = [0; BASIC * BATCH];
         let (records, _) = bytes.as_chunks_mut::<BASIC>();
@@ -244,7 +244,7 @@ impl<V: Events> Counters<V> {
 
     /// Returns the period that `reset` makes of counter `n`; `None`: there is no reset value.
     fn period(&self, n: Counter, reset: u64) -> Option<NonZeroU64> {
-        let mask = self.control(n).mask;
+        let mask = self.controls[n].mask;
         let period = (mask - (reset & mask)).wrapping_add(1);
         NonZeroU64::new(period).filter(|_| reset & mask != 0)
     }

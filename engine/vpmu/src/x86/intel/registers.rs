@@ -7,8 +7,8 @@
 use super::capability::{FIXED, MAX_FIXED, MAX_GENERAL, when};
 use super::{Capability, Version, debugctl, fixed_ctrl, global_status};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
+use crate::x86::counters::{Control, Effect, Source};
 use crate::x86::msr::msrs;
-use crate::x86::registers::{Control, Effect, Source};
 use crate::x86::status::Freeze;
 use crate::x86::{EventKind, RawPerfEvtSel, pebs};
 

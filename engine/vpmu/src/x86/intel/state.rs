@@ -5,8 +5,8 @@ use super::{
     Capability, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, Registers, Version, to_global,
 };
 use crate::counter::{Counter, Slots};
+use crate::x86::counters::Counted;
 use crate::x86::counters::Global;
-use crate::x86::registers::Counted;
 use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{RestoreError, lbr, pebs};
 
