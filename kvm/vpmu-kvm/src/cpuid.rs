@@ -221,38 +221,27 @@ fn offer(cpuid: &mut Vec<CpuidEntry>, feature: u32, leaf: Option<CpuidLeaf>) {
     // The parts add their bits one by one, in any order.
     let before = of(FEATURES).map_or(0, |entry| entry.leaf.eax);
     let pmu = leaf.or(of(PMU).map(|entry| entry.leaf));
-    let (words, _) = OURS.as_chunks::<4>();
-    let signature = CpuidLeaf {
-        eax: if pmu.is_some() { PMU } else { FEATURES },
-        ebx: u32::from_le_bytes(words[0]),
-        ecx: u32::from_le_bytes(words[1]),
-        edx: u32::from_le_bytes(words[2]),
-    };
-    let features = CpuidLeaf {
-        eax: before | feature,
-        ..CpuidLeaf::default()
-    };
+    let last = if pmu.is_some() { PMU } else { FEATURES };
+    let [ebx, ecx, edx] = [0, 1, 2].map(|n| u32::from_le_bytes(OURS.as_chunks().0[n]));
     cpuid.retain(|entry| !matches!(entry.function, BASE..=PMU));
-    put(cpuid, [(BASE, 0, signature), (FEATURES, 0, features)]);
+    cpuid.push([BASE, 0, 0, last, ebx, ecx, edx].into());
+    cpuid.push([FEATURES, 0, 0, before | feature, 0, 0, 0].into());
     put(cpuid, pmu.map(|leaf| (PMU, 0, leaf)));
 }
 
 fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, CpuidLeaf)>) {
     const SIGNIFICANT_INDEX: u32 = 1 << 0;
-    cpuid.extend(
-        leaves
-            .into_iter()
-            .map(|(function, index, leaf)| CpuidEntry {
-                function,
-                index,
-                flags: if function == 0x23 {
-                    SIGNIFICANT_INDEX
-                } else {
-                    0
-                },
-                leaf,
-            }),
-    );
+    let entry = |(function, index, leaf)| CpuidEntry {
+        function,
+        index,
+        flags: if function == 0x23 {
+            SIGNIFICANT_INDEX
+        } else {
+            0
+        },
+        leaf,
+    };
+    cpuid.extend(leaves.into_iter().map(entry));
 }
 
 /// Gives the guest the CPUID that drivers of an architectural PMU search for.
@@ -283,23 +272,11 @@ fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
         }
     }
     let (hz, mhz) = (tsc_khz.saturating_mul(1000), tsc_khz / 1000);
-    let crystal = CpuidLeaf {
-        eax: 1,
-        ebx: 1,
-        ecx: hz,
-        edx: 0,
-    };
-    let frequency = CpuidLeaf {
-        eax: mhz,
-        ebx: mhz,
-        ecx: 100,
-        edx: 0,
-    };
     // The crystal's rate has 32 bits.
     if u64::from(tsc_khz) * 1000 == u64::from(hz) {
-        put(cpuid, [(0x15, 0, crystal)]);
+        cpuid.push([0x15, 0, 0, 1, 1, hz, 0].into());
     }
-    put(cpuid, [(0x16, 0, frequency)]);
+    cpuid.push([0x16, 0, 0, mhz, mhz, 100, 0].into());
 }
 
 #[cfg(test)]

@@ -22,7 +22,6 @@
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
 use std::env;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -126,7 +125,7 @@ fn make(path: &Path) -> io::Result<(Published, Mapped)> {
     sweep(&folder);
     let process = std::process::id();
     let (name, unready) = (process.to_string(), format!(".{process}"));
-    if let Ok(other) = open(&folder, OsStr::new(&name))
+    if let Ok(other) = open(&folder, &name)
         && owner(&other)?.is_some()
     {
         // Two containers may share the folder, each with a process of this number.
@@ -182,7 +181,7 @@ fn begin(file: OwnedFd, process: u32) -> io::Result<Mapped> {
 fn sweep(folder: &OwnedFd) {
     for name in names(folder) {
         if open(folder, &name).is_ok_and(|file| matches!(owner(&file), Ok(None))) {
-            let _ = fs::unlinkat(folder, &*name, AtFlags::empty());
+            let _ = fs::unlinkat(folder, &name, AtFlags::empty());
         }
     }
 }
@@ -271,7 +270,7 @@ fn read_folder(path: &Path, processes: &mut Vec<Process>, refused: &mut Vec<(Pat
 
 /// Returns the words of the file that this process publishes, if it has this name. The file is not to be opened here: with
 /// any descriptor of it that a process closes, all of the process's record locks on it end (POSIX, fcntl).
-fn own(folder: &OwnedFd, name: &OsStr) -> Option<Vec<[u8; 8]>> {
+fn own(folder: &OwnedFd, name: &str) -> Option<Vec<[u8; 8]>> {
     let mapped = FILE.get()?;
     let its = fs::fstat(&mapped.file).ok()?;
     let named = fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
@@ -289,16 +288,13 @@ fn own(folder: &OwnedFd, name: &OsStr) -> Option<Vec<[u8; 8]>> {
 }
 
 /// Returns the names that are numbers of processes.
-fn names(folder: &OwnedFd) -> Vec<std::ffi::OsString> {
+fn names(folder: &OwnedFd) -> Vec<String> {
     let entries = fs::Dir::read_from(folder).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
-    names
-        .filter(|name| name.parse::<u32>().is_ok())
-        .map(Into::into)
-        .collect()
+    names.filter(|name| name.parse::<u32>().is_ok()).collect()
 }
 
-fn open(folder: &OwnedFd, name: &OsStr) -> io::Result<File> {
+fn open(folder: &OwnedFd, name: &str) -> io::Result<File> {
     // NONBLOCK: a FIFO that somebody has put there is not waited for.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(fs::openat(folder, name, flags, Mode::empty())?.into())

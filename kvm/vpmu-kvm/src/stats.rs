@@ -264,15 +264,14 @@ pub struct Statistics {
     pub(crate) slot: Slot,
 }
 
-/// Lists the figures that are neither exits nor a deadline's, with the way in which those of two vCPUs make one. The order
-/// is that of the published file: new figures come last.
+/// Lists the figures that are neither exits nor a deadline's. The order is that of the published file: new figures come
+/// last.
 macro_rules! figures {
     (@name $name:literal $($path:ident).+) => { $name };
     (@name $($path:ident).+) => { concat!($(".", stringify!($path)),+).split_at(1).1 };
-    ($($($path:ident).+ $(as $name:literal)?: $fold:ident,)*) => {
+    ($($($path:ident).+ $(as $name:literal)?,)*) => {
         /// The figures' names: the paths of the fields, or what no field can be called.
         const NAMES: [&str; FIGURES] = [$(figures!(@name $($name)? $($path).+)),*];
-        const FOLDS: [Fold; FIGURES] = [$(Fold::$fold),*];
 
         impl Statistics {
             pub(crate) fn words(&self) -> [u64; FIGURES] {
@@ -293,59 +292,54 @@ pub(crate) const KINDS: usize = Exit::KINDS.len();
 // In the published file, the figures stand behind the exits by kind.
 const _: () = assert!(COUNTS + KINDS + FIGURES <= STRIDE);
 
-/// The way in which the figures of two vCPUs, or of two moments, make one.
-#[derive(Clone, Copy)]
-enum Fold {
-    Sum,
-    /// No sum and no difference of maxima says anything.
-    Longest,
-}
+/// The figures of which two vCPUs, or two moments, have the larger one: no sum and no difference of maxima says anything.
+const MAXIMA: [&str; 2] = ["longest_stuck_ns", "arming.longest_ns"];
 
 figures! {
-    pmis: Sum,
-    masked_pmis: Sum,
-    longest_stuck_ns: Longest,
-    host.creates: Sum,
-    host.set_periods: Sum,
-    host.resumes: Sum,
-    host.pauses: Sum,
-    host.reads: Sum,
-    host.releases: Sum,
-    host.lost: Sum,
-    host.unsupported: Sum,
-    host.reports: Sum,
-    host.spurious_reports: Sum,
-    pebs.records: Sum,
-    pebs.lost: Sum,
-    pebs.filtered: Sum,
-    pebs.skipped: Sum,
-    pebs.sampled: Sum,
-    pebs.outside: Sum,
-    lbr.recorded: Sum,
-    lbr.filtered: Sum,
-    lbr.full: Sum,
-    lbr.short: Sum,
-    replays.committed: Sum,
-    replays.dropped: Sum,
-    replays.reads: Sum,
-    replays.branches: Sum,
-    replays.instructions: Sum,
-    replays.overruns: Sum,
-    arming.searches: Sum,
-    arming.refused: Sum,
-    arming.ns: Sum,
-    arming.longest_ns: Longest,
-    call_stacks.complete: Sum,
-    call_stacks.full: Sum,
-    call_stacks.no_cfi: Sum,
-    call_stacks.page_absent: Sum,
-    call_stacks.stack_absent: Sum,
-    call_stacks.bad_cfi: Sum,
-    call_stacks.budget: Sum,
-    call_stacks.compatible as "call_stacks.32_bit": Sum,
-    call_stacks.kernel: Sum,
-    call_stacks.calls: Sum,
-    host.part_time: Sum,
+    pmis,
+    masked_pmis,
+    longest_stuck_ns,
+    host.creates,
+    host.set_periods,
+    host.resumes,
+    host.pauses,
+    host.reads,
+    host.releases,
+    host.lost,
+    host.unsupported,
+    host.reports,
+    host.spurious_reports,
+    pebs.records,
+    pebs.lost,
+    pebs.filtered,
+    pebs.skipped,
+    pebs.sampled,
+    pebs.outside,
+    lbr.recorded,
+    lbr.filtered,
+    lbr.full,
+    lbr.short,
+    replays.committed,
+    replays.dropped,
+    replays.reads,
+    replays.branches,
+    replays.instructions,
+    replays.overruns,
+    arming.searches,
+    arming.refused,
+    arming.ns,
+    arming.longest_ns,
+    call_stacks.complete,
+    call_stacks.full,
+    call_stacks.no_cfi,
+    call_stacks.page_absent,
+    call_stacks.stack_absent,
+    call_stacks.bad_cfi,
+    call_stacks.budget,
+    call_stacks.compatible as "call_stacks.32_bit",
+    call_stacks.kernel,
+    call_stacks.calls,
+    host.part_time,
 }
 
 impl Statistics {
@@ -426,10 +420,10 @@ impl Statistics {
 
     fn fold(&mut self, other: &Self, sum: fn(u64, u64) -> u64) {
         let mut words = self.words();
-        for ((word, other), fold) in words.iter_mut().zip(other.words()).zip(FOLDS) {
-            *word = match fold {
-                Fold::Sum => sum(*word, other),
-                Fold::Longest => (*word).max(other),
+        for ((name, word), other) in NAMES.iter().zip(&mut words).zip(other.words()) {
+            *word = match MAXIMA.contains(name) {
+                true => (*word).max(other),
+                false => sum(*word, other),
             };
         }
         self.set_words(words);
