@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use vpmu_perf::PerfHost;
-
 use crate::error::Error;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
@@ -30,24 +28,19 @@ impl Follower {
         }
     }
 
-    pub(crate) fn forget(&mut self, _: &Kvm, _: &mut VcpuPmu<PerfHost>) {
+    pub(crate) fn forget(&mut self, _: &Kvm, _: &mut VcpuPmu) {
         match *self {}
     }
 
-    pub(crate) fn before_run(
-        &mut self,
-        _: &Kvm,
-        _: &mut VcpuPmu<PerfHost>,
-        _: bool,
-    ) -> Result<(), Error> {
+    pub(crate) fn before_run(&mut self, _: &Kvm, _: &mut VcpuPmu, _: bool) -> Result<(), Error> {
         match *self {}
     }
 
-    pub(crate) fn replay(&mut self, _: &Kvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn replay(&mut self, _: &Kvm, _: &mut VcpuPmu) -> Result<(), Error> {
         match *self {}
     }
 
-    pub(crate) fn after_run(&mut self, _: &Kvm, _: &mut VcpuPmu<PerfHost>) -> Result<bool, Error> {
+    pub(crate) fn after_run(&mut self, _: &Kvm, _: &mut VcpuPmu) -> Result<bool, Error> {
         match *self {}
     }
 }

@@ -43,7 +43,7 @@ enum Engine {
 
 /// The PMU, its host, and the statistics.
 #[derive(Debug)]
-pub(crate) struct VcpuPmu<H> {
+pub(crate) struct VcpuPmu<H = PerfHost> {
     engine: Engine,
     /// The perf events of the vCPU's thread; `None`: there is no thread yet.
     pub(crate) host: Option<H>,
@@ -425,7 +425,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     }
 }
 
-impl VcpuPmu<PerfHost> {
+impl VcpuPmu {
     /// As [`publish`](Self::publish), with what perf's host alone knows.
     pub(crate) fn publish_all(&self) {
         let mut statistics = self.statistics.lock();

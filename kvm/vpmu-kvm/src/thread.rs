@@ -67,7 +67,7 @@ impl Thread {
     /// for this PMU. `tsc_hz` asks for the rate of the vCPU's TSC.
     pub(crate) fn before_run(
         &mut self,
-        pmu: &mut VcpuPmu<PerfHost>,
+        pmu: &mut VcpuPmu,
         tsc_hz: impl Fn() -> Result<u64, Error>,
         host: impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {
@@ -103,7 +103,7 @@ impl Thread {
     /// Makes the perf events of the calling thread.
     fn bind(
         &mut self,
-        pmu: &mut VcpuPmu<PerfHost>,
+        pmu: &mut VcpuPmu,
         tsc_hz: u64,
         host: &impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {

@@ -71,7 +71,7 @@ pub enum AfterRun {
 pub struct Vcpu {
     exits: Completer,
     /// `None`: the guest has no PMU.
-    pmu: Option<VcpuPmu<PerfHost>>,
+    pmu: Option<VcpuPmu>,
     /// `None`: the guest has no last branch records.
     follower: Option<Follower>,
     /// `None`: nothing is asked of perf.

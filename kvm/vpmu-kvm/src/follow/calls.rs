@@ -12,7 +12,6 @@ use std::cell::OnceCell;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::{Branch, Filter, Kind};
-use vpmu_perf::PerfHost;
 use vpmu_unwind::{Call, Cut, End, MOST_CALLS, Memory, Registers, Unwinder};
 use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
 
@@ -103,7 +102,7 @@ impl Calls {
     pub(super) fn fill(
         &mut self,
         kvm: &Kvm,
-        pmu: &mut VcpuPmu<PerfHost>,
+        pmu: &mut VcpuPmu,
         memory: &dyn GuestMemory,
         keys: &Keys,
         (filter, wanted): (Filter, u8),

@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
-use vpmu_perf::{Flag, KICKED, Kick, PerfHost};
+use vpmu_perf::{Flag, KICKED, Kick};
 
 use crate::error::Error;
 use crate::guest::{registers, ring, system};
@@ -174,7 +174,7 @@ impl Follower {
     }
 
     /// The vCPU has another thread, or its state is another's.
-    pub(crate) fn forget(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>) {
+    pub(crate) fn forget(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu) {
         let _ = self.stop(kvm, pmu);
         self.forget_replay();
         self.guard = None;
@@ -185,7 +185,7 @@ impl Follower {
     pub(crate) fn before_run(
         &mut self,
         kvm: &Kvm,
-        pmu: &mut VcpuPmu<PerfHost>,
+        pmu: &mut VcpuPmu,
         has_fault: bool,
     ) -> Result<(), Error> {
         let wanted = pmu.branches_awaited();
@@ -250,7 +250,7 @@ impl Follower {
     }
 
     /// Plans a replay behind a read of a branch record. Call this when an exit has been completed.
-    pub(crate) fn replay(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn replay(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu) -> Result<(), Error> {
         match &mut self.replays {
             Some(replays) if self.run.is_none() => replays.replay(kvm, pmu, &*self.memory),
             _ => Ok(()),
@@ -258,7 +258,7 @@ impl Follower {
     }
 
     /// Takes branches for the guest, as many as are `wanted` and as can be. Nothing is left for KVM to complete.
-    fn take(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>, wanted: usize) -> Result<(), Error> {
+    fn take(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu, wanted: usize) -> Result<(), Error> {
         let (Some(replays), Some(filter)) = (&mut self.replays, pmu.branch_filter()) else {
             return Ok(());
         };
@@ -300,12 +300,7 @@ impl Follower {
     }
 
     /// Finds what the guest is going to execute, and puts breakpoints there. `false`: it cannot be followed from here.
-    fn predict(
-        &mut self,
-        kvm: &Kvm,
-        pmu: &mut VcpuPmu<PerfHost>,
-        wanted: usize,
-    ) -> Result<bool, Error> {
+    fn predict(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu, wanted: usize) -> Result<bool, Error> {
         let (Some(filter), Some(run)) = (pmu.branch_filter(), &mut self.run) else {
             return Ok(false);
         };
@@ -363,11 +358,7 @@ impl Follower {
 
     /// Hands over the branches that the guest has taken. Call this right after KVM_RUN. Returns whether the exit was
     /// this one's.
-    pub(crate) fn after_run(
-        &mut self,
-        kvm: &Kvm,
-        pmu: &mut VcpuPmu<PerfHost>,
-    ) -> Result<bool, Error> {
+    pub(crate) fn after_run(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu) -> Result<bool, Error> {
         let returned = kvm.run.returned();
         if mem::take(&mut self.is_asked) {
             let is_ours = kvm.run.flag().load(Ordering::SeqCst) == KICKED;
@@ -435,7 +426,7 @@ impl Follower {
     }
 
     /// Ends the run, if there is one. The counters go on last.
-    fn stop(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+    fn stop(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu) -> Result<(), Error> {
         let stopped = self.run.take().map_or(Ok(()), |run| {
             if run.asks_sregs {
                 kvm.run.expect_sregs(false);

@@ -14,7 +14,6 @@ use std::mem;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::{self, Branch, Filter, Kind, MAX_DEPTH};
-use vpmu_perf::PerfHost;
 use vpmu_x86::replay::{Branched, Budget, Code, Dropped, Goal, Replayer, Start};
 use vpmu_x86::{Executed, Stop};
 
@@ -246,7 +245,7 @@ impl Replays {
     pub(super) fn replay(
         &mut self,
         kvm: &Kvm,
-        pmu: &mut VcpuPmu<PerfHost>,
+        pmu: &mut VcpuPmu,
         memory: &dyn GuestMemory,
     ) -> Result<(), Error> {
         let Some((msr, value)) = (kvm.run.answered()).filter(|&(msr, _)| lbr::is_record(msr))
@@ -279,7 +278,7 @@ impl Replays {
     pub(super) fn take(
         &mut self,
         kvm: &Kvm,
-        pmu: &mut VcpuPmu<PerfHost>,
+        pmu: &mut VcpuPmu,
         memory: &dyn GuestMemory,
         keys: &Keys,
         sregs: &kvm_sregs,
@@ -311,12 +310,7 @@ impl Replays {
     }
 
     /// Commits the replay, if there is one. KVM has completed the read before it.
-    pub(super) fn commit(
-        &mut self,
-        kvm: &Kvm,
-        pmu: &mut VcpuPmu<PerfHost>,
-        memory: &dyn GuestMemory,
-    ) {
+    pub(super) fn commit(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu, memory: &dyn GuestMemory) {
         let Some(committed) = kvm.run.regs().and_then(|regs| self.store(&regs, memory)) else {
             return;
         };

@@ -65,7 +65,7 @@ fn by(source: Source) -> Options {
 
 /// The PMU and the perf events of a guest that has no vCPU.
 struct Guest {
-    pmu: VcpuPmu<PerfHost>,
+    pmu: VcpuPmu,
     thread: Thread,
     statistics: Shared,
 }
