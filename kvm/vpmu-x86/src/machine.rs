@@ -273,17 +273,13 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                 let to = self.read(op.to, 8, op)?;
                 self.canonical(to)
             }
-            // Whether that is firm is not asked.
-            Action::JumpIf(condition, to) => {
-                match self.registers.flags.holds(condition).ok_or(Stop)? {
+            Action::JumpIf(_, to) | Action::JumpIfZero(to) | Action::Loop(to) => {
+                // Whether that is firm is not asked.
+                match self.decide(op).0.ok_or(Stop)? {
                     true => self.canonical(W::of(to)),
                     false => Ok(W::of(op.next)),
                 }
             }
-            Action::JumpIfZero(to) | Action::Loop(to) => match self.decide(op).0.ok_or(Stop)? {
-                true => self.canonical(W::of(to)),
-                false => Ok(W::of(op.next)),
-            },
             Action::Return(more) => {
                 let stack = self.registers.all[RSP];
                 let to = self.memory.load(stack, 8)?;
@@ -300,10 +296,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
     #[inline]
     pub(crate) fn decide(&mut self, op: &Op) -> (Option<bool>, bool) {
         match op.action {
-            Action::JumpIf(condition, _) => {
-                let flags = &self.registers.flags;
-                (flags.holds(condition), flags.is_firm())
-            }
+            Action::JumpIf(condition, _) => self.condition(condition),
             Action::Loop(_) => {
                 // LOOP leaves the flags as they are, unlike DEC.
                 let count = self.registers.all[RCX].map(|count| count.wrapping_sub(1));
@@ -334,10 +327,8 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
             // Without the segment's base.
             Action::LoadAddress => self.write(op, self.registers.address(&op.address)),
             Action::Exchange => {
-                let (a, b) = (
-                    self.read(op.to, op.size, op)?,
-                    self.read(op.from, op.size, op)?,
-                );
+                let a = self.read(op.to, op.size, op)?;
+                let b = self.read(op.from, op.size, op)?;
                 // Both are read before either is written; with memory it is locked, and is not executed exactly.
                 self.put(op.to, op.size, op, b)?;
                 self.put(op.from, op.size, op, a)
@@ -364,6 +355,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
         }
     }
 
+    #[inline]
     fn condition(&self, condition: iced_x86::ConditionCode) -> (Option<bool>, bool) {
         let flags = &self.registers.flags;
         (flags.holds(condition), flags.is_firm())

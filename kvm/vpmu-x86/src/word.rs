@@ -133,14 +133,12 @@ impl Masked {
         }
     }
 
-    /// Returns the bits that are not known.
-    pub(crate) const fn unknown_bits(self) -> u64 {
-        self.unknown
-    }
-
-    /// Returns the known bits.
-    pub(crate) const fn known_bits(self) -> u64 {
-        self.bits
+    /// Returns this value as one that others can change.
+    pub(crate) const fn not_firm(self) -> Self {
+        Self {
+            firm: false,
+            ..self
+        }
     }
 
     /// Returns whether the value may be `bits`.

@@ -29,12 +29,17 @@ struct Word64 {
     at: u64,
     /// The prediction that has stored it.
     prediction: u32,
-    firm: bool,
-    /// The bits that were stored, their values, and those of them that are not known.
+    /// The bits that were stored.
     stored: u64,
-    bits: u64,
-    unknown: u64,
+    value: Masked,
 }
+
+const NONE: Word64 = Word64 {
+    at: 0,
+    prediction: 0,
+    stored: 0,
+    value: Masked::new(0, 0, true),
+};
 
 /// The words that were stored, by their addresses. A guest that stores long is stopped where a word finds no place.
 pub(super) struct Written {
@@ -45,16 +50,8 @@ pub(super) struct Written {
 
 impl Written {
     pub(super) fn new() -> Self {
-        let none = Word64 {
-            at: 0,
-            prediction: 0,
-            firm: false,
-            stored: 0,
-            bits: 0,
-            unknown: 0,
-        };
         Self {
-            words: vec![none; PLACES].into(),
+            words: vec![NONE; PLACES].into(),
             prediction: 1,
             is_exhausted: false,
         }
@@ -104,19 +101,13 @@ impl Written {
             *word = Word64 {
                 at,
                 prediction,
-                firm: true,
-                stored: 0,
-                bits: 0,
-                unknown: 0,
+                ..NONE
             };
         }
         // The word is one place whatever the sizes of its stores: vectors are eight of them.
         word.stored |= stored;
-        word.bits = word.bits & !stored | value.known_bits() & stored;
-        // A store of an unknown value makes what was known before wrong.
-        word.unknown = word.unknown & !stored | value.unknown_bits() & stored;
-        // For the whole word: a firm byte beside one that is not is rarely asked for.
-        word.firm &= value.is_firm();
+        // Firm as a whole or not: a firm byte beside one that is not is rarely asked for.
+        word.value = word.value.merge(value, stored);
         Ok(())
     }
 }
@@ -180,8 +171,7 @@ impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
             // A device answers, and nobody may ask it twice.
             return Ok(Masked::UNKNOWN.cut(mask(size)));
         }
-        let (mut bits, mut unknown) = (u64::from_le_bytes(bytes), 0);
-        let (mut seen, mut firm) = (0, true);
+        let (mut value, mut seen) = (Masked::of(u64::from_le_bytes(bytes)), 0);
         for (at, low, from) in parts(address, size).into_iter().flatten() {
             let Some(word) = self.written.find(at) else {
                 continue;
@@ -189,14 +179,14 @@ impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
             let place = |word: u64| word >> low << from & mask(size);
             let stored = place(word.stored);
             // What was not stored is what memory has now.
-            bits = bits & !stored | place(word.bits) & stored;
-            unknown |= place(word.unknown);
+            value = value.merge(word.value.bitwise(place), stored);
             seen |= stored;
-            firm &= word.firm;
         }
         // What others can write is not firm.
-        let firm = firm && seen == mask(size);
-        Ok(Masked::new(bits, unknown, firm))
+        Ok(match seen == mask(size) {
+            true => value,
+            false => value.not_firm(),
+        })
     }
 
     fn store(&mut self, address: Masked, size: u8, value: Masked) -> Result<(), Stop> {
