@@ -29,15 +29,15 @@ impl Function {
         Self { name, place }
     }
 
-    fn find(&self) -> *mut c_void {
-        let known = self.place.load(Ordering::Relaxed);
-        if !known.is_null() {
-            return known;
+    /// Returns the function; `None`: there is none.
+    fn find(&self) -> Option<*mut c_void> {
+        let mut found = self.place.load(Ordering::Relaxed);
+        if found.is_null() {
+            // SAFETY: searches for a name.
+            found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.place.store(found, Ordering::Relaxed);
         }
-        // SAFETY: searches for a name.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.place.store(found, Ordering::Relaxed);
-        found
+        (!found.is_null()).then_some(found)
     }
 }
 
@@ -69,20 +69,18 @@ pub(crate) fn exec(
     words: Words,
     environment: Words,
 ) -> c_int {
-    let found = which.find();
-    if found.is_null() {
+    let Some(found) = which.find() else {
         return fail(libc::ENOSYS);
-    }
+    };
     // SAFETY: the C library's function of this name has this signature, but for the last argument, which execv and execvp
     // do not take, and do not look at on x86-64. The arguments are the caller's.
     unsafe { std::mem::transmute::<*mut c_void, Execute>(found)(path, words, environment) }
 }
 
 pub(crate) fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    let found = IOCTL.find();
-    if found.is_null() {
+    let Some(found) = IOCTL.find() else {
         return fail(libc::ENOSYS);
-    }
+    };
     // SAFETY: the C library's function of this name has this signature on x86-64, but for the dots. The caller's caller has
     // made the call for this descriptor with this argument, or is this library with an argument of its own that the request
     // asks for.
@@ -90,10 +88,9 @@ pub(crate) fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
-    let found = CLOSE.find();
-    if found.is_null() {
+    let Some(found) = CLOSE.find() else {
         return fail(libc::ENOSYS);
-    }
+    };
     // SAFETY: the C library's function of this name has this signature.
     unsafe { std::mem::transmute::<*mut c_void, Close>(found)(fd) }
 }

@@ -60,12 +60,10 @@ impl Settings {
 fn model(name: &str, perfmon: Option<&str>) -> Result<Model, String> {
     let version = match perfmon {
         None => Perfmon::V5,
-        Some(number) => {
-            let number = number.parse().ok();
-            let known = number.filter(|number| (2..=5).contains(number));
-            known
-                .and_then(Perfmon::from_number)
-                .ok_or_else(|| unknown(perfmon.unwrap_or_default()))?
+        Some(word) => {
+            let known = word.parse().ok().filter(|number| (2..=5).contains(number));
+            let version = known.and_then(Perfmon::from_number);
+            version.ok_or_else(|| unknown(word))?
         }
     };
     let intel = Model::Intel {

@@ -42,18 +42,10 @@ static USE: OnceLock<Option<(u32, &'static AtomicBool)>> = OnceLock::new();
 fn shared_flag() -> Option<&'static AtomicBool> {
     // SAFETY: a new mapping, of which nothing else knows.
     let page = unsafe {
-        let (access, kind) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-        );
-        libc::mmap(
-            std::ptr::null_mut(),
-            size_of::<AtomicBool>(),
-            access,
-            kind,
-            -1,
-            0,
-        )
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let size = size_of::<AtomicBool>();
+        libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0)
     };
     // SAFETY: the page is never unmapped, and all zeroes is `false`.
     (page != libc::MAP_FAILED).then(|| unsafe { &*page.cast::<AtomicBool>() })
