@@ -5,38 +5,22 @@
 
 use vpmu::arm::{Register, partition::PmuRegisters};
 
-use crate::sysreg::{isb, read_sysreg, write_sysreg};
+use crate::sysreg::{isb, numbered_sysreg, read_sysreg, write_sysreg};
 
 /// The PMU of the CPU that executes a call, at EL2.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PhysicalPmu;
 
-/// `$each!(n)` for the `n` of a register's index, as a `match`.
-macro_rules! by_index {
-    ($n:expr, $each:ident, $($index:literal)*) => {
-        match $n {
-            $($index => $each!($index),)*
-            _ => Default::default(),
-        }
-    };
-    ($n:expr, $each:ident) => {
-        by_index!($n, $each, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
-            26 27 28 29 30)
+/// The registers of one event counter: `$name` with the number `$n` of the counter in it.
+macro_rules! of_counter {
+    ($access:ident $name:literal, $n:expr $(, $value:expr)?) => {
+        numbered_sysreg!($access $name, $n, "_el0" $(, $value)?; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17
+            18 19 20 21 22 23 24 25 26 27 28 29 30)
     };
 }
 
 impl PmuRegisters for PhysicalPmu {
     fn read(&mut self, register: Register) -> u64 {
-        macro_rules! counter {
-            ($n:literal) => {
-                read_sysreg!(concat!("pmevcntr", $n, "_el0"))
-            };
-        }
-        macro_rules! event_type {
-            ($n:literal) => {
-                read_sysreg!(concat!("pmevtyper", $n, "_el0"))
-            };
-        }
         match register {
             Register::Pmcr => read_sysreg!("pmcr_el0"),
             Register::PmcntenSet | Register::PmcntenClr => read_sysreg!("pmcntenset_el0"),
@@ -45,8 +29,8 @@ impl PmuRegisters for PhysicalPmu {
             Register::Pmselr => read_sysreg!("pmselr_el0"),
             Register::Pmxevtyper => read_sysreg!("pmxevtyper_el0"),
             Register::Pmxevcntr => read_sysreg!("pmxevcntr_el0"),
-            Register::Pmevtyper(n) => by_index!(n, event_type),
-            Register::Pmevcntr(n) => by_index!(n, counter),
+            Register::Pmevtyper(n) => of_counter!(read "pmevtyper", n),
+            Register::Pmevcntr(n) => of_counter!(read "pmevcntr", n),
             Register::Pmccntr => read_sysreg!("pmccntr_el0"),
             Register::Pmccfiltr => read_sysreg!("pmccfiltr_el0"),
             Register::Pmuserenr => read_sysreg!("pmuserenr_el0"),
@@ -58,16 +42,6 @@ impl PmuRegisters for PhysicalPmu {
     }
 
     fn write(&mut self, register: Register, value: u64) {
-        macro_rules! counter {
-            ($n:literal) => {
-                write_sysreg!(concat!("pmevcntr", $n, "_el0"), value)
-            };
-        }
-        macro_rules! event_type {
-            ($n:literal) => {
-                write_sysreg!(concat!("pmevtyper", $n, "_el0"), value)
-            };
-        }
         // SAFETY: PMU registers reach no memory; the engine keeps guest and host apart.
         unsafe {
             match register {
@@ -82,8 +56,8 @@ impl PmuRegisters for PhysicalPmu {
                 Register::Pmselr => write_sysreg!("pmselr_el0", value),
                 Register::Pmxevtyper => write_sysreg!("pmxevtyper_el0", value),
                 Register::Pmxevcntr => write_sysreg!("pmxevcntr_el0", value),
-                Register::Pmevtyper(n) => by_index!(n, event_type),
-                Register::Pmevcntr(n) => by_index!(n, counter),
+                Register::Pmevtyper(n) => of_counter!(write "pmevtyper", n, value),
+                Register::Pmevcntr(n) => of_counter!(write "pmevcntr", n, value),
                 Register::Pmccntr => write_sysreg!("pmccntr_el0", value),
                 Register::Pmccfiltr => write_sysreg!("pmccfiltr_el0", value),
                 Register::Pmuserenr => write_sysreg!("pmuserenr_el0", value),

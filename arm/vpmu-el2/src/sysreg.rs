@@ -25,6 +25,25 @@ macro_rules! write_sysreg {
     };
 }
 
+/// Reads, or writes a value to, the register of a name with the number `$n` in it, of the numbers behind the semicolon. Of another
+/// number there is none: it reads as zero, and a write does nothing.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! numbered_sysreg {
+    (read $before:expr, $n:expr, $after:literal; $($number:literal)*) => {
+        match $n {
+            $($number => $crate::read_sysreg!(concat!($before, $number, $after)),)*
+            _ => 0,
+        }
+    };
+    (write $before:expr, $n:expr, $after:literal, $value:expr; $($number:literal)*) => {
+        match $n {
+            $($number => $crate::write_sysreg!(concat!($before, $number, $after), $value),)*
+            _ => {}
+        }
+    };
+}
+
 /// Whether HCR_EL2.E2H is set, as it always is where FEAT_E2H0 is missing: at EL2 the names of EL1's registers are then those of
 /// EL2's own, and EL1's have other names.
 pub(crate) fn has_e2h() -> bool {
@@ -51,4 +70,4 @@ pub fn isb() {
     unsafe { core::arch::asm!("isb", options(nostack)) }
 }
 
-pub(crate) use {crate::read_sysreg, crate::write_sysreg, el1};
+pub(crate) use {crate::numbered_sysreg, crate::read_sysreg, crate::write_sysreg, el1};

@@ -22,7 +22,7 @@ use vpmu_monitor::{
 use super::{
     cpu::{Cpu, Monitor, cpus},
     mmio::{read_device, write_device},
-    sysreg::{isb, read_sysreg, write_sysreg},
+    sysreg::{isb, numbered_sysreg, read_sysreg, write_sysreg},
 };
 
 /// INTIDs that say that there is nothing to acknowledge.
@@ -79,11 +79,7 @@ pub(crate) struct Acknowledged(pub(crate) Interrupt);
 
 /// Takes the most urgent pending interrupt of the group; `None` when there is none.
 pub(crate) fn acknowledge(group1: bool) -> Option<Acknowledged> {
-    let intid = if group1 {
-        read_sysreg!("icc_iar1_el1")
-    } else {
-        read_sysreg!("icc_iar0_el1")
-    } as u32;
+    let intid = numbered_sysreg!(read "icc_iar", u8::from(group1), "_el1"; 0 1) as u32;
     (!SPECIAL.contains(&intid)).then(|| {
         Acknowledged(Interrupt {
             intid,
@@ -96,11 +92,7 @@ pub(crate) fn acknowledge(group1: bool) -> Option<Acknowledged> {
 
 /// The most urgent interrupt of the group that is pending, whatever the priority mask says.
 pub(crate) fn highest_pending(group1: bool) -> Option<u32> {
-    let intid = if group1 {
-        read_sysreg!("icc_hppir1_el1")
-    } else {
-        read_sysreg!("icc_hppir0_el1")
-    } as u32;
+    let intid = numbered_sysreg!(read "icc_hppir", u8::from(group1), "_el1"; 0 1) as u32;
     (!SPECIAL.contains(&intid)).then_some(intid)
 }
 
@@ -109,13 +101,7 @@ impl Acknowledged {
     pub(crate) fn drop_priority(&self) {
         let intid = u64::from(self.0.intid);
         // SAFETY: ends an interrupt that this CPU has acknowledged.
-        unsafe {
-            if self.0.group1 {
-                write_sysreg!("icc_eoir1_el1", intid);
-            } else {
-                write_sysreg!("icc_eoir0_el1", intid);
-            }
-        }
+        unsafe { numbered_sysreg!(write "icc_eoir", u8::from(self.0.group1), "_el1", intid; 0 1) }
     }
 
     /// Ends the interrupt altogether.
@@ -191,35 +177,20 @@ pub(crate) fn call_others(monitor: &Monitor) {
 /// The interrupt interface of the CPU this runs on.
 pub(crate) struct PhysicalInterface;
 
-macro_rules! list_register {
-    ($n:expr, $each:ident) => {
-        list_register!($n, $each, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
-    };
-    ($n:expr, $each:ident, $($index:literal)*) => {
-        match $n {
-            $($index => $each!(concat!("ich_lr", $index, "_el2")),)*
-            _ => $each!("ich_lr15_el2"),
-        }
-    };
-}
-
 impl ListRegisters for PhysicalInterface {
     fn count(&self) -> usize {
         (read_sysreg!("ich_vtr_el2") & 0x1f) as usize + 1
     }
 
     fn read(&self, n: usize) -> u64 {
-        list_register!(n, read_sysreg)
+        numbered_sysreg!(read "ich_lr", n, "_el2"; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
     }
 
     fn write(&mut self, n: usize, value: u64) {
-        macro_rules! write {
-            ($name:expr) => {
-                write_sysreg!($name, value)
-            };
-        }
         // SAFETY: list registers only say which interrupts the guest has.
-        unsafe { list_register!(n, write) }
+        unsafe {
+            numbered_sysreg!(write "ich_lr", n, "_el2", value; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ pub(crate) fn wait_for_interrupt(_: &mut Unlocked) {
     unsafe { core::arch::asm!("wfi", options(nostack)) }
 }
 
-pub(crate) use vpmu_el2::{isb, read_sysreg, write_sysreg};
+pub(crate) use vpmu_el2::{isb, numbered_sysreg, read_sysreg, write_sysreg};
 
 /// `CNTPCT_EL0`: the system counter.
 pub(crate) fn now() -> u64 {
@@ -23,16 +23,7 @@ pub(crate) fn now() -> u64 {
 pub(crate) fn read_id_register(crm: u8, op2: u8) -> u64 {
     macro_rules! by_op2 {
         ($crm:literal) => {
-            match op2 {
-                0 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_0")),
-                1 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_1")),
-                2 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_2")),
-                3 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_3")),
-                4 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_4")),
-                5 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_5")),
-                6 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_6")),
-                _ => read_sysreg!(concat!("s3_0_c0_c", $crm, "_7")),
-            }
+            numbered_sysreg!(read concat!("s3_0_c0_c", $crm, "_"), op2, ""; 0 1 2 3 4 5 6 7)
         };
     }
     match crm {

@@ -12,7 +12,7 @@ use vpmu_monitor::{
 use super::super::{
     frame::Frame,
     gic::PhysicalInterface,
-    sysreg::{isb, read_sysreg, write_sysreg},
+    sysreg::{isb, numbered_sysreg, read_sysreg, write_sysreg},
 };
 
 unsafe extern "C" {
@@ -173,8 +173,8 @@ impl Context {
             PhysicalInterface.write(n, 0);
         }
         for n in 0..priority_registers() {
-            self.active[0][n] = read_active(0, n);
-            self.active[1][n] = read_active(1, n);
+            self.active[0][n] = numbered_sysreg!(read "ich_ap0r", n, "_el2"; 0 1 2 3);
+            self.active[1][n] = numbered_sysreg!(read "ich_ap1r", n, "_el2"; 0 1 2 3);
         }
         self.vttbr = read_sysreg!("vttbr_el2");
     }
@@ -187,8 +187,11 @@ impl Context {
             PhysicalInterface.write(n, value);
         }
         for n in 0..priority_registers() {
-            write_active(0, n, self.active[0][n]);
-            write_active(1, n, self.active[1][n]);
+            // SAFETY: says which virtual priorities are active.
+            unsafe {
+                numbered_sysreg!(write "ich_ap0r", n, "_el2", self.active[0][n]; 0 1 2 3);
+                numbered_sysreg!(write "ich_ap1r", n, "_el2", self.active[1][n]; 0 1 2 3);
+            }
         }
         // No TLB maintenance: entries of the guest before have another VMID.
         // SAFETY: as in `save`; stage 2 is the guest's own, under a VMID of its own.
@@ -204,33 +207,4 @@ impl Context {
 /// How many ICH_AP1R<n>_EL2 there are: `ICH_VTR_EL2.PREbits` is 5, 6 or 7 bits, less one.
 fn priority_registers() -> usize {
     1 << ((read_sysreg!("ich_vtr_el2") >> 26 & 7).saturating_sub(4)).min(2)
-}
-
-macro_rules! active {
-    ($group:expr, $n:expr, $each:ident) => {
-        match ($group, $n) {
-            (0, 0) => $each!("ich_ap0r0_el2"),
-            (0, 1) => $each!("ich_ap0r1_el2"),
-            (0, 2) => $each!("ich_ap0r2_el2"),
-            (0, _) => $each!("ich_ap0r3_el2"),
-            (_, 0) => $each!("ich_ap1r0_el2"),
-            (_, 1) => $each!("ich_ap1r1_el2"),
-            (_, 2) => $each!("ich_ap1r2_el2"),
-            (_, _) => $each!("ich_ap1r3_el2"),
-        }
-    };
-}
-
-fn read_active(group: usize, n: usize) -> u64 {
-    active!(group, n, read_sysreg)
-}
-
-fn write_active(group: usize, n: usize, value: u64) {
-    macro_rules! write {
-        ($name:literal) => {
-            write_sysreg!($name, value)
-        };
-    }
-    // SAFETY: says which virtual priorities are active.
-    unsafe { active!(group, n, write) }
 }
