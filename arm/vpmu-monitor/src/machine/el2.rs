@@ -11,6 +11,7 @@ use vpmu::arm::partition::TrapRegisters;
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     boot::words::Interrupts,
+    control_registers,
     lock::Unlocked,
     regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2, SCTLR_EL1_RESET},
     world::{
@@ -226,50 +227,24 @@ fn identify() -> Machine {
     }
 }
 
-/// Writes the control registers that say what of the guest traps. Registers that an assembler may not know
-/// are named by their operands.
+/// Writes the control registers that say what of the guest traps.
 fn write_controls(machine: &Machine, sharing: Sharing, names: &Names) {
     offer::controls(machine, sharing, |control, value| {
+        macro_rules! write {
+            ($($name:ident = $register:literal;)*) => {
+                match control {
+                    $(Control::$name => write_sysreg!($register, value),)*
+                }
+            };
+        }
         names.say(format_args!("{control:?}"));
+        // CPTR_EL2.TZ and TSM hold for EL2, too.
+        if matches!(control, Control::ZcrEl2 | Control::SmcrEl2) {
+            isb();
+        }
         // SAFETY: these registers exist, as `machine` says, and say what traps; none gives the guest the
         // monitor's memory.
-        unsafe {
-            match control {
-                Control::ActlrEl2 => write_sysreg!("actlr_el2", value),
-                Control::CptrEl2 => write_sysreg!("cptr_el2", value),
-                Control::HstrEl2 => write_sysreg!("hstr_el2", value),
-                Control::HacrEl2 => write_sysreg!("hacr_el2", value),
-                Control::CnthctlEl2 => write_sysreg!("cnthctl_el2", value),
-                Control::CnthpCtlEl2 => write_sysreg!("cnthp_ctl_el2", value),
-                Control::CnthvCtlEl2 => write_sysreg!("s3_4_c14_c3_1", value),
-                Control::ZcrEl2 => {
-                    // CPTR_EL2.TZ holds for EL2, too.
-                    isb();
-                    write_sysreg!("s3_4_c1_c2_0", value);
-                }
-                Control::SmcrEl2 => {
-                    isb();
-                    write_sysreg!("s3_4_c1_c2_6", value);
-                }
-                Control::HcrxEl2 => write_sysreg!("s3_4_c1_c2_2", value),
-                Control::Sctlr2El2 => write_sysreg!("s3_4_c1_c0_3", value),
-                Control::Tcr2El2 => write_sysreg!("s3_4_c2_c0_3", value),
-                Control::HfgrtrEl2 => write_sysreg!("s3_4_c1_c1_4", value),
-                Control::HfgwtrEl2 => write_sysreg!("s3_4_c1_c1_5", value),
-                Control::HfgitrEl2 => write_sysreg!("s3_4_c1_c1_6", value),
-                Control::HafgrtrEl2 => write_sysreg!("s3_4_c3_c1_6", value),
-                Control::Hfgrtr2El2 => write_sysreg!("s3_4_c3_c1_2", value),
-                Control::Hfgwtr2El2 => write_sysreg!("s3_4_c3_c1_3", value),
-                Control::Hfgitr2El2 => write_sysreg!("s3_4_c3_c1_7", value),
-                Control::Hdfgrtr2El2 => write_sysreg!("s3_4_c3_c1_0", value),
-                Control::Hdfgwtr2El2 => write_sysreg!("s3_4_c3_c1_1", value),
-                Control::TrfcrEl1 => write_sysreg!("s3_0_c1_c2_1", value),
-                Control::TrfcrEl2 => write_sysreg!("s3_4_c1_c2_1", value),
-                Control::BrbcrEl1 => write_sysreg!("s2_1_c9_c0_0", value),
-                Control::BrbcrEl2 => write_sysreg!("s2_4_c9_c0_0", value),
-                Control::Mpam2El2 => write_sysreg!("s3_4_c10_c5_0", value),
-            }
-        }
+        unsafe { control_registers!(write) }
     });
     stop_buffers(machine);
     isb();

@@ -64,37 +64,53 @@ impl Machine {
     }
 }
 
-/// A control register of EL2 (or of EL1, where its reset value is UNKNOWN) that the monitor writes at boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "each is the register of its name")]
-pub enum Control {
-    ActlrEl2,
-    CptrEl2,
-    HstrEl2,
-    HacrEl2,
-    CnthctlEl2,
-    CnthpCtlEl2,
-    CnthvCtlEl2,
-    ZcrEl2,
-    SmcrEl2,
-    HcrxEl2,
-    Sctlr2El2,
-    Tcr2El2,
-    HfgrtrEl2,
-    HfgwtrEl2,
-    HfgitrEl2,
-    HafgrtrEl2,
-    Hfgrtr2El2,
-    Hfgwtr2El2,
-    Hfgitr2El2,
-    Hdfgrtr2El2,
-    Hdfgwtr2El2,
-    TrfcrEl1,
-    TrfcrEl2,
-    BrbcrEl1,
-    BrbcrEl2,
-    Mpam2El2,
+/// Calls `$each!` with the control registers of EL2 (or of EL1, where its reset value is UNKNOWN) that the monitor writes at boot,
+/// as `Name = "name";`. Those that an assembler may not know are named by their operands.
+#[macro_export]
+macro_rules! control_registers {
+    ($each:ident) => {
+        $each! {
+            ActlrEl2 = "actlr_el2";
+            CptrEl2 = "cptr_el2";
+            HstrEl2 = "hstr_el2";
+            HacrEl2 = "hacr_el2";
+            CnthctlEl2 = "cnthctl_el2";
+            CnthpCtlEl2 = "cnthp_ctl_el2";
+            CnthvCtlEl2 = "s3_4_c14_c3_1";
+            ZcrEl2 = "s3_4_c1_c2_0";
+            SmcrEl2 = "s3_4_c1_c2_6";
+            HcrxEl2 = "s3_4_c1_c2_2";
+            Sctlr2El2 = "s3_4_c1_c0_3";
+            Tcr2El2 = "s3_4_c2_c0_3";
+            HfgrtrEl2 = "s3_4_c1_c1_4";
+            HfgwtrEl2 = "s3_4_c1_c1_5";
+            HfgitrEl2 = "s3_4_c1_c1_6";
+            HafgrtrEl2 = "s3_4_c3_c1_6";
+            Hfgrtr2El2 = "s3_4_c3_c1_2";
+            Hfgwtr2El2 = "s3_4_c3_c1_3";
+            Hfgitr2El2 = "s3_4_c3_c1_7";
+            Hdfgrtr2El2 = "s3_4_c3_c1_0";
+            Hdfgwtr2El2 = "s3_4_c3_c1_1";
+            TrfcrEl1 = "s3_0_c1_c2_1";
+            TrfcrEl2 = "s3_4_c1_c2_1";
+            BrbcrEl1 = "s2_1_c9_c0_0";
+            BrbcrEl2 = "s2_4_c9_c0_0";
+            Mpam2El2 = "s3_4_c10_c5_0";
+        }
+    };
 }
+
+macro_rules! define {
+    ($($name:ident = $register:literal;)*) => {
+        /// One of the [`control_registers`](crate::control_registers).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[expect(missing_docs, reason = "each is the register of its name")]
+        pub enum Control {
+            $($name,)*
+        }
+    };
+}
+control_registers!(define);
 
 /// Cache maintenance by set and way traps, because it reaches lines of others, and never invalidates without cleaning.
 const SET_WAY: HcrEl2 = HcrEl2::TSW.union(HcrEl2::SWIO);
