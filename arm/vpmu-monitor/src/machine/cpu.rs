@@ -204,7 +204,7 @@ pub(crate) fn cpus() -> &'static [Cpu] {
 impl Cpu {
     fn new(stack_top: u64, samples: usize) -> Self {
         Self {
-            statistics: CpuStatistics::new(),
+            statistics: CpuStatistics::zero(),
             on: AtomicBool::new(false),
             pmi_waits: AtomicBool::new(false),
             start: Shared::new((0, 0)),

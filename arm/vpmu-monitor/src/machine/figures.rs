@@ -17,7 +17,7 @@ use super::{
 };
 
 /// The figures of the second guest, where there is one.
-pub(crate) static SECOND: CpuStatistics = CpuStatistics::new();
+pub(crate) static SECOND: CpuStatistics = CpuStatistics::zero();
 /// What switches between the two guests have cost until now.
 pub(crate) static SWITCHES: Shared<Switches> = Shared::new(Switches::ZERO);
 /// How often a counter that counted was taken from the guest that is not in the shared CPU.

@@ -92,20 +92,15 @@ fn register_names() -> [&'static str; Register::COUNT] {
     names
 }
 
+/// The figures of a CPU: how many exits of each kind, the ticks that each kind took, and two more.
+const FIGURES: usize = 2 * KINDS + 2;
+const TICKS: usize = KINDS;
+const PMIS: usize = 2 * KINDS;
+const INSTRUCTIONS: usize = PMIS + 1;
+
 /// The running figures of one CPU.
 #[derive(Debug)]
-pub struct CpuStatistics {
-    count: [AtomicU64; KINDS],
-    ticks: [AtomicU64; KINDS],
-    pmis: AtomicU64,
-    instructions: AtomicU64,
-}
-
-impl Default for CpuStatistics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+pub struct CpuStatistics([AtomicU64; FIGURES]);
 
 /// One writer, so a plain load and store; readers elsewhere see a whole value.
 fn advance(counter: &AtomicU64, by: u64) {
@@ -114,36 +109,31 @@ fn advance(counter: &AtomicU64, by: u64) {
 
 impl CpuStatistics {
     /// All zero.
-    pub const fn new() -> Self {
-        Self {
-            count: [const { AtomicU64::new(0) }; KINDS],
-            ticks: [const { AtomicU64::new(0) }; KINDS],
-            pmis: AtomicU64::new(0),
-            instructions: AtomicU64::new(0),
-        }
+    pub const fn zero() -> Self {
+        Self([const { AtomicU64::new(0) }; FIGURES])
     }
 
     /// Counts one exit that kept the CPU at EL2 for `ticks` of the system counter.
     pub fn exit(&self, kind: Kind, ticks: u64) {
         let n = kind.index();
-        advance(&self.count[n], 1);
-        advance(&self.ticks[n], ticks);
+        advance(&self.0[n], 1);
+        advance(&self.0[TICKS + n], ticks);
     }
 
     /// Counts one overflow interrupt offered to the guest.
     pub fn pmi(&self) {
-        advance(&self.pmis, 1);
+        advance(&self.0[PMIS], 1);
     }
 
     /// Exits by a trapped PMU register.
     pub fn pmu_traps(&self) -> u64 {
-        let counts = self.count[FIXED.len()..].iter();
+        let counts = self.0[FIXED.len()..KINDS].iter();
         counts.fold(0, |sum, count| sum.wrapping_add(count.load(Relaxed)))
     }
 
     /// Notes how many instructions this CPU has executed at EL2, as a host counter says.
     pub fn instructions(&self, total: u64) {
-        self.instructions.store(total, Relaxed);
+        self.0[INSTRUCTIONS].store(total, Relaxed);
     }
 }
 
@@ -152,10 +142,7 @@ impl CpuStatistics {
 pub struct Snapshot {
     /// System counter.
     pub now: u64,
-    count: [u64; KINDS],
-    ticks: [u64; KINDS],
-    pmis: u64,
-    instructions: u64,
+    figures: [u64; FIGURES],
     /// Switches between two guests.
     pub switches: Switches,
 }
@@ -164,10 +151,7 @@ impl Snapshot {
     /// Nothing counted yet.
     pub const ZERO: Self = Self {
         now: 0,
-        count: [0; KINDS],
-        ticks: [0; KINDS],
-        pmis: 0,
-        instructions: 0,
+        figures: [0; FIGURES],
         switches: Switches::ZERO,
     };
 
@@ -176,16 +160,9 @@ impl Snapshot {
         let mut sum = Self { now, ..Self::ZERO };
         for cpu in cpus {
             // Each CPU goes on counting meanwhile: two kinds are not of one moment, each is whole.
-            for (to, from) in sum.count.iter_mut().zip(&cpu.count) {
+            for (to, from) in sum.figures.iter_mut().zip(&cpu.0) {
                 *to = to.wrapping_add(from.load(Relaxed));
             }
-            for (to, from) in sum.ticks.iter_mut().zip(&cpu.ticks) {
-                *to = to.wrapping_add(from.load(Relaxed));
-            }
-            sum.pmis = sum.pmis.wrapping_add(cpu.pmis.load(Relaxed));
-            sum.instructions = sum
-                .instructions
-                .wrapping_add(cpu.instructions.load(Relaxed));
         }
         sum
     }
@@ -194,12 +171,9 @@ impl Snapshot {
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = self.clone();
         difference.now = self.now.wrapping_sub(earlier.now);
-        difference.pmis = self.pmis.wrapping_sub(earlier.pmis);
-        difference.instructions = self.instructions.wrapping_sub(earlier.instructions);
         difference.switches = self.switches.since(&earlier.switches);
-        for n in 0..KINDS {
-            difference.count[n] = self.count[n].wrapping_sub(earlier.count[n]);
-            difference.ticks[n] = self.ticks[n].wrapping_sub(earlier.ticks[n]);
+        for (figure, earlier) in difference.figures.iter_mut().zip(earlier.figures) {
+            *figure = figure.wrapping_sub(earlier);
         }
         difference
     }
@@ -221,38 +195,26 @@ impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Snapshot {
             now,
-            ticks,
-            pmis,
-            instructions,
-            ..
+            figures,
+            switches,
         } = self.figures;
+        let (count, ticks) = (&figures[..KINDS], &figures[TICKS..PMIS]);
         // Wrapping, as all sums here: a panic at EL2 would take the guest with it.
         let el2_ticks: u64 = ticks.iter().fold(0, |sum, &t| sum.wrapping_add(t));
         write!(
             f,
-            r#"{{"ticks":{now},"el2_ticks":{el2_ticks},"frequency":{},"el2_instructions":"#,
-            self.frequency
+            r#"{{"ticks":{now},"el2_ticks":{el2_ticks},"frequency":{},"el2_instructions":{},"pmis":{},"exits":{{"#,
+            self.frequency,
+            OrNull(self.counts_instructions.then_some(figures[INSTRUCTIONS])),
+            OrNull(self.sees_pmis.then_some(figures[PMIS])),
         )?;
-        if self.counts_instructions {
-            write!(f, "{instructions}")?;
-        } else {
-            // Not 0: nobody has counted.
-            f.write_str("null")?;
-        }
-        f.write_str(r#","pmis":"#)?;
-        if self.sees_pmis {
-            write!(f, "{pmis}")?;
-        } else {
-            f.write_str("null")?;
-        }
-        f.write_str(r#","exits":{"#)?;
-        self.by_kind(f, &self.figures.count)?;
+        by_kind(f, count, count)?;
         f.write_str(r#"},"exit_ticks":{"#)?;
-        self.by_kind(f, ticks)?;
+        by_kind(f, count, ticks)?;
         f.write_str("}")?;
-        if self.figures.switches != Switches::ZERO {
+        if *switches != Switches::ZERO {
             let switches = second::Json {
-                switches: &self.figures.switches,
+                switches,
                 counts_instructions: self.counts_instructions,
             };
             write!(f, r#","switches":{switches}"#)?;
@@ -261,30 +223,40 @@ impl fmt::Display for Json<'_> {
     }
 }
 
-impl Json<'_> {
-    /// `"kind":value` for every kind that occurred.
-    fn by_kind(&self, f: &mut fmt::Formatter<'_>, values: &[u64; KINDS]) -> fmt::Result {
-        let names = register_names();
-        let mut separator = "";
-        for (n, (&value, &count)) in values.iter().zip(&self.figures.count).enumerate() {
-            // By the count and not by the value: an exit of less than a tick is one.
-            if count == 0 {
-                continue;
-            }
-            write!(f, "{separator}\"")?;
-            separator = ",";
-            match FIXED.get(n) {
-                Some((_, name)) => f.write_str(name)?,
-                None => {
-                    let pmu = n - FIXED.len();
-                    let direction = if pmu % 2 == 1 { 'w' } else { 'r' };
-                    write!(f, "sysreg:{}:{direction}", names[pmu / 2])?;
-                }
-            }
-            write!(f, "\":{value}")?;
+/// A number as JSON. `None` is null, and not 0: nobody has counted.
+pub(super) struct OrNull(pub(super) Option<u64>);
+
+impl fmt::Display for OrNull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(number) => write!(f, "{number}"),
+            None => f.write_str("null"),
         }
-        Ok(())
     }
+}
+
+/// `"kind":value` for every kind that occurred, of which `counts` says how often.
+fn by_kind(f: &mut fmt::Formatter<'_>, counts: &[u64], values: &[u64]) -> fmt::Result {
+    let names = register_names();
+    let mut separator = "";
+    for (n, (&value, &count)) in values.iter().zip(counts).enumerate() {
+        // By the count and not by the value: an exit of less than a tick is one.
+        if count == 0 {
+            continue;
+        }
+        write!(f, "{separator}\"")?;
+        separator = ",";
+        match FIXED.get(n) {
+            Some((_, name)) => f.write_str(name)?,
+            None => {
+                let pmu = n - FIXED.len();
+                let direction = if pmu % 2 == 1 { 'w' } else { 'r' };
+                write!(f, "sysreg:{}:{direction}", names[pmu / 2])?;
+            }
+        }
+        write!(f, "\":{value}")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -293,7 +265,7 @@ mod tests {
 
     #[test]
     fn figures_are_those_between_two_moments() {
-        let cpus = [CpuStatistics::new(), CpuStatistics::new()];
+        let cpus = [CpuStatistics::zero(), CpuStatistics::zero()];
         cpus[0].exit(Kind::IrqTimer, 50);
         let begin = Snapshot::take(cpus.iter(), 1_000);
         cpus[0].exit(Kind::IrqPmu, 100);

@@ -4,6 +4,8 @@ use core::fmt;
 
 use vpmu::arm::partition::Residence;
 
+use crate::world::statistics::OrNull;
+
 /// Where a guest's PMU was when its turn ended, and where it is then kept: each [`Residence`], in its order.
 const NAMES: [&str; 4] = ["free", "lazy", "saved", "loaded"];
 
@@ -81,16 +83,11 @@ impl fmt::Display for Json<'_> {
             ended,
             began,
         } = self.switches;
+        let instructions = OrNull(self.counts_instructions.then_some(*instructions));
         write!(
             f,
-            r#"{{"count":{count},"pmu_registers":{registers},"pmu_instructions":"#
+            r#"{{"count":{count},"pmu_registers":{registers},"pmu_instructions":{instructions},"second_pmu_traps":{second_traps}"#
         )?;
-        if self.counts_instructions {
-            write!(f, "{instructions}")?;
-        } else {
-            f.write_str("null")?;
-        }
-        write!(f, r#","second_pmu_traps":{second_traps}"#)?;
         for (name, moves) in [("ended", ended), ("began", began)] {
             write!(f, r#","{name}":{{"#)?;
             let mut separator = "";
