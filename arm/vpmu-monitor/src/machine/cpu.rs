@@ -173,10 +173,7 @@ pub(crate) struct Local {
 #[repr(C)]
 pub(crate) struct StartBlock {
     pub(super) stack: u64,
-    pub(super) mair_el2: u64,
-    pub(super) tcr_el2: u64,
-    pub(super) ttbr0_el2: u64,
-    pub(super) sctlr_el2: u64,
+    pub(super) translation: Translation,
     pub(super) number: u64,
 }
 

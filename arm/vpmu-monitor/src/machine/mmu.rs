@@ -47,15 +47,16 @@ const GUEST_DEVICE: Stage2Attributes = Stage2Attributes::VALID
 
 const WALK: u64 = regs::WALK_INNER_SHAREABLE | regs::WALK_WRITE_BACK;
 
-/// What a CPU's translation registers hold, the same on every CPU.
-#[derive(Clone, Copy, Debug)]
+/// What a CPU's translation registers hold, the same on every CPU; the layout is known to `entry.s`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Translation {
-    pub(crate) mair_el2: u64,
-    pub(crate) tcr_el2: u64,
-    pub(crate) ttbr0_el2: u64,
-    pub(crate) sctlr_el2: u64,
+    mair_el2: u64,
+    tcr_el2: u64,
+    ttbr0_el2: u64,
+    sctlr_el2: u64,
     vtcr_el2: u64,
-    pub(crate) vttbr_el2: u64,
+    vttbr_el2: u64,
 }
 
 /// How many bits a physical address has, and their encoding (ID_AA64MMFR0_EL1.PARange, TCR_EL2.PS). Both

@@ -44,13 +44,9 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
         return psci::ALREADY_ON;
     }
     cpu.start.with(|start| *start = (entry, context));
-    let translation = &monitor.translation;
     let filled = StartBlock {
         stack: cpu.stack_top,
-        mair_el2: translation.mair_el2,
-        tcr_el2: translation.tcr_el2,
-        ttbr0_el2: translation.ttbr0_el2,
-        sctlr_el2: translation.sctlr_el2,
+        translation: monitor.translation,
         number: number as u64,
     };
     // Nobody writes it again until the CPU is off.
