@@ -148,6 +148,7 @@ pub(crate) struct Cpu {
 }
 
 /// What only the CPU itself touches.
+#[derive(Default)]
 pub(crate) struct Local {
     /// Memory for the host's samples, until there is a profile.
     pub(crate) samples: Vec<Sample>,
@@ -209,15 +210,7 @@ impl Cpu {
             stack_top,
             local: Own::new(Local {
                 samples: Vec::with_capacity(samples),
-                profile: None,
-                hardware: None,
-                pmu: None,
-                interrupts: VirtualInterface::default(),
-                traps: TrapRegisters::default(),
-                machine: offer::Machine::default(),
-                sharing: Sharing::Alone,
-                borrowed: false,
-                is_second: false,
+                ..Local::default()
             }),
         }
     }

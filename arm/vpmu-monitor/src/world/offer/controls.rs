@@ -130,9 +130,10 @@ const HCR_OPEN: HcrEl2 = HcrEl2::RW
     .union(HcrEl2::ATA);
 
 /// Whether a guest has the machine's features to itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
     /// One guest, which is offered all that the machine has.
+    #[default]
     Alone,
     /// Two guests. What is not switched between them is neither's: it traps ([`shared_id_register`]).
     ///
