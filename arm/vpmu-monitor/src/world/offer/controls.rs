@@ -115,15 +115,17 @@ control_registers!(define);
 /// Cache maintenance by set and way traps, because it reaches lines of others, and never invalidates without cleaning.
 const SET_WAY: HcrEl2 = HcrEl2::TSW.union(HcrEl2::SWIO);
 
-/// EL1 is AArch64; firmware calls come to EL2, reads of ID registers, and the implementer's own registers (TIDCP), which
-/// reach caches, clocks and errors of the whole machine on some cores. What else the
-/// guest may use does not trap: pointer authentication, allocation tags, SCXTNUM, RAS fault injection.
-const HCR_OPEN: HcrEl2 = HcrEl2::RW
+/// EL1 is AArch64, and stage 2 is on; firmware calls come to EL2, reads of ID registers, and the implementer's own registers
+/// (TIDCP), which reach caches, clocks and errors of the whole machine on some cores.
+const HCR: HcrEl2 = HcrEl2::RW
+    .union(HcrEl2::VM)
     .union(HcrEl2::TSC)
     .union(HcrEl2::TID3)
     .union(HcrEl2::TIDCP)
-    .union(SET_WAY)
-    .union(HcrEl2::APK)
+    .union(SET_WAY);
+
+/// What else a guest alone may use does not trap: pointer authentication, allocation tags, SCXTNUM, RAS fault injection.
+const HCR_ALONE: HcrEl2 = HcrEl2::APK
     .union(HcrEl2::API)
     .union(HcrEl2::FIEN)
     .union(HcrEl2::ENSCXT)
@@ -141,16 +143,8 @@ pub enum Sharing {
     Two,
 }
 
-/// The same where two guests share the machine: neither has what is not switched. Locality regions, error records and
-/// ACTLR_EL1 trap, too.
-const HCR_SHARED: HcrEl2 = HcrEl2::RW
-    .union(HcrEl2::TSC)
-    .union(HcrEl2::TID3)
-    .union(HcrEl2::TIDCP)
-    .union(SET_WAY)
-    .union(HcrEl2::TLOR)
-    .union(HcrEl2::TERR)
-    .union(HcrEl2::TACR);
+/// Where two guests share the machine, neither has what is not switched. Locality regions, error records and ACTLR_EL1 trap, too.
+const HCR_SHARED: HcrEl2 = HcrEl2::TLOR.union(HcrEl2::TERR).union(HcrEl2::TACR);
 
 /// `MDCR_EL2`: no guest reaches the debug registers, which are not switched.
 const MDCR_SHARED: MdcrEl2 = MdcrEl2::TDA.union(MdcrEl2::TDRA).union(MdcrEl2::TDOSA);
@@ -160,10 +154,10 @@ const HCR_INTERRUPTS: HcrEl2 = HcrEl2::FMO.union(HcrEl2::IMO);
 
 /// `HCR_EL2` while the guest runs.
 pub const fn hcr(interrupts: Interrupts, sharing: Sharing) -> HcrEl2 {
-    let hcr = match sharing {
-        Sharing::Alone => HCR_OPEN.union(HcrEl2::VM),
-        Sharing::Two => HCR_SHARED.union(HcrEl2::VM),
-    };
+    let hcr = HCR.union(match sharing {
+        Sharing::Alone => HCR_ALONE,
+        Sharing::Two => HCR_SHARED,
+    });
     match interrupts {
         Interrupts::Virtual => hcr.union(HCR_INTERRUPTS),
         Interrupts::Direct => hcr,

@@ -6,7 +6,7 @@
 
 use vpmu::arm::Encoding;
 
-use super::{Offer, PFR0, PFR1, PFR2, id_register};
+use super::{MMFR1, Offer, PFR0, PFR1, PFR2, id_register};
 use crate::regs::{
     IdAa64isar1El1 as Isar1, IdAa64isar2El1 as Isar2, IdAa64isar3El1 as Isar3,
     IdAa64mmfr1El1 as Mmfr1, IdAa64pfr0El1 as Pfr0, IdAa64pfr1El1 as Pfr1, IdAa64pfr2El1 as Pfr2,
@@ -16,7 +16,6 @@ use Offer::{AtMost, Hidden};
 const ISAR1: (u8, u8) = (6, 1);
 const ISAR2: (u8, u8) = (6, 2);
 const ISAR3: (u8, u8) = (6, 3);
-const MMFR1: (u8, u8) = (7, 1);
 /// Registers of which all fields are hidden: `ID_AA64ZFR0_EL1`, `ID_AA64SMFR0_EL1`, `ID_AA64FPFR0_EL1` and
 /// `ID_AA64MMFR3_EL1`, whose features are the extensions of translation that `HCRX_EL2` opens.
 const WHOLE: [(u8, u8); 4] = [(4, 4), (4, 5), (4, 7), (7, 3)];
