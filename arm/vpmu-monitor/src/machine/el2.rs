@@ -171,7 +171,7 @@ impl Drop for Names {
 /// Enables this CPU's interrupts that belong to the monitor, in its redistributor.
 fn own_interrupts(number: usize, monitor: &Monitor) {
     let (place, view) = monitor.redistributor(number);
-    let (frame, owned) = (place.sgi_frame(), view.owned());
+    let (frame, owned) = (place.sgi_frame(), view.owned);
     // SAFETY: this CPU's redistributor, as the device tree says; the guest is not running on it.
     unsafe {
         // A bootloader may have used LPIs; the guest's writes do not reach this register.

@@ -118,8 +118,8 @@ impl Redistributor {
 /// The guest's view of one CPU's redistributor.
 #[derive(Debug, Default)]
 pub struct View {
-    /// Bit n = INTID n is the monitor's.
-    owned: u32,
+    /// The monitor's INTIDs, bit n = INTID n.
+    pub owned: u32,
     /// The guest's enable bits of those.
     enabled: AtomicU32,
     /// The guest's priorities of those, four INTIDs to a word.
@@ -135,11 +135,6 @@ impl View {
             owned,
             ..Self::default()
         }
-    }
-
-    /// The monitor's INTIDs, bit n = INTID n.
-    pub const fn owned(&self) -> u32 {
-        self.owned
     }
 
     /// Whether `intid` is the monitor's.

@@ -78,7 +78,7 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
             interrupts: PrivateInterrupts {
                 frame: place.sgi_frame(),
                 // What is the monitor's, as an emulated PMU's interrupt is, stays as it is.
-                intids: intids & !view.owned(),
+                intids: intids & !view.owned,
             },
             private: Private::default(),
             serial: second.serial,

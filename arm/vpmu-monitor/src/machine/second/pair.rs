@@ -90,7 +90,7 @@ impl Pair {
         if self.scheduler.current() == Who::First {
             return;
         }
-        let waits = !self.scheduler.is_runnable(Who::First) && !self.scheduler.is_off(Who::First);
+        let waits = self.scheduler.waits(Who::First);
         let mask = if waits { 0xff } else { least_mask() };
         // SAFETY: a priority mask loses no interrupt.
         unsafe { write_sysreg!("icc_pmr_el1", u64::from(mask)) }

@@ -117,14 +117,9 @@ impl Scheduler {
         self.states[who.index()] = State::Off;
     }
 
-    /// Whether the guest wants the CPU.
-    pub fn is_runnable(&self, who: Who) -> bool {
-        self.states[who.index()] == State::Runnable
-    }
-
-    /// The guest has switched itself off.
-    pub fn is_off(&self, who: Who) -> bool {
-        self.states[who.index()] == State::Off
+    /// Whether the guest waits for an interrupt.
+    pub fn waits(&self, who: Who) -> bool {
+        matches!(self.states[who.index()], State::Waiting(_))
     }
 
     /// Decides, at the time `now`.
@@ -250,7 +245,7 @@ mod tests {
         assert_eq!(turns.decide(1), Decision::Switch);
         assert_eq!(turns.decide(1_000), Decision::GoOn(None));
         turns.wake(Who::First);
-        assert!(turns.is_off(Who::First), "off is off");
+        assert_eq!(turns.states[0], State::Off, "off is off");
         turns.wait(None);
         assert_eq!(turns.decide(2_000), Decision::Wait(None));
         turns.switch_off(Who::Second);
