@@ -77,11 +77,7 @@ impl Placement {
                 memory: len,
             });
         }
-        let word = |at: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&head[at..at + 8]);
-            u64::from_le_bytes(bytes)
-        };
+        let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
         let (text_offset, image_size, flags) = (word(8), word(16), word(24));
         if flags & 1 != 0 {
             return Err(ImageError::BigEndian);

@@ -87,10 +87,7 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
             let mut regions = nodes::regions(&node);
             regions.next().is_some_and(|region| region.start == start)
         };
-        let is = |what: &str| {
-            node.compatible()
-                .is_some_and(|mut all| all.any(|c| c == what))
-        };
+        let is = |what: &str| nodes::is_compatible(&node, |name| name == what);
         let Some(copy) = changed.root.child_mut(name) else {
             continue;
         };
