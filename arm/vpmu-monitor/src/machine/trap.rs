@@ -168,10 +168,7 @@ fn pmu_access(
         return Outcome::NotHandled;
     };
     let line = pmu.line();
-    let outcome = match written {
-        Some(value) => pmu.write(register, level, value, &mut PhysicalPmu),
-        None => pmu.read(register, level, &mut PhysicalPmu),
-    };
+    let outcome = pmu.access(register, level, written, &mut PhysicalPmu);
     let line_moved = pmu.line() != line;
     apply_traps(local, false);
     if line_moved {

@@ -169,7 +169,7 @@ impl GuestPmu {
     }
 
     /// The PMU's part of `MDCR_EL2` and the fine-grained traps. It may change in
-    /// [`Self::read`], [`Self::write`], [`Self::load`] and [`Self::put`]: read it again.
+    /// [`Self::access`], [`Self::load`] and [`Self::put`]: read it again.
     pub fn trap_registers(&self) -> TrapRegisters {
         let mut traps = match &self.kind {
             PmuKind::Emulated(pmu) => pmu.trap_registers(),
@@ -183,33 +183,21 @@ impl GuestPmu {
         traps
     }
 
-    /// A trapped read.
-    pub fn read<R: PmuRegisters>(
+    /// A trapped read, or the write of a value.
+    pub fn access<R: PmuRegisters>(
         &mut self,
         register: Register,
         el: ExceptionLevel,
+        written: Option<u64>,
         registers: &mut R,
     ) -> Outcome {
-        match &mut self.kind {
-            PmuKind::Emulated(pmu) => pmu.read(register, el, registers),
-            PmuKind::Partitioned(pmu) => pmu.read(register, el, registers),
+        match (&mut self.kind, written) {
+            (PmuKind::Emulated(pmu), Some(value)) => pmu.write(register, el, value, registers),
+            (PmuKind::Emulated(pmu), None) => pmu.read(register, el, registers),
+            (PmuKind::Partitioned(pmu), Some(value)) => pmu.write(register, el, value, registers),
+            (PmuKind::Partitioned(pmu), None) => pmu.read(register, el, registers),
             // Nothing of the PMU traps, so that an access which arrives here is another fault's.
-            PmuKind::Untrapped => Outcome::NotHandled,
-        }
-    }
-
-    /// A trapped write.
-    pub fn write<R: PmuRegisters>(
-        &mut self,
-        register: Register,
-        el: ExceptionLevel,
-        value: u64,
-        registers: &mut R,
-    ) -> Outcome {
-        match &mut self.kind {
-            PmuKind::Emulated(pmu) => pmu.write(register, el, value, registers),
-            PmuKind::Partitioned(pmu) => pmu.write(register, el, value, registers),
-            PmuKind::Untrapped => Outcome::NotHandled,
+            (PmuKind::Untrapped, _) => Outcome::NotHandled,
         }
     }
 

@@ -101,7 +101,7 @@ fn the_emulated_line_follows_the_physical_overflow() {
         (Register::PmcntenSet, 0b10),
         (Register::Pmcr, pmcr::E),
     ] {
-        let outcome = pmu.write(register, ExceptionLevel::El1, value, registers);
+        let outcome = pmu.access(register, ExceptionLevel::El1, Some(value), registers);
         assert_eq!(outcome, Outcome::Done);
     }
     assert_eq!(
@@ -116,9 +116,14 @@ fn the_emulated_line_follows_the_physical_overflow() {
     assert_eq!(pmu.line(), Some(true));
     assert_eq!(registers.last_write(Register::PmovsClr), Some(0b10));
 
-    let read = pmu.read(Register::PmovsClr, ExceptionLevel::El1, registers);
+    let read = pmu.access(Register::PmovsClr, ExceptionLevel::El1, None, registers);
     assert_eq!(read, Outcome::Value(0b10));
-    let write = pmu.write(Register::PmovsClr, ExceptionLevel::El1, 0b10, registers);
+    let write = pmu.access(
+        Register::PmovsClr,
+        ExceptionLevel::El1,
+        Some(0b10),
+        registers,
+    );
     assert_eq!(write, Outcome::Done);
     assert_eq!(pmu.line(), Some(false));
 }
@@ -133,7 +138,12 @@ fn el0_gets_no_physical_permission_beyond_en() {
         pmuserenr::ER,
         pmuserenr::CR | pmuserenr::SW,
     ] {
-        let _ = pmu.write(Register::Pmuserenr, ExceptionLevel::El1, value, registers);
+        let _ = pmu.access(
+            Register::Pmuserenr,
+            ExceptionLevel::El1,
+            Some(value),
+            registers,
+        );
         let physical = registers.get(Register::Pmuserenr);
         assert_eq!(physical, u64::from(value != 0), "guest wrote {value:#x}");
     }
@@ -143,7 +153,12 @@ fn el0_gets_no_physical_permission_beyond_en() {
 fn a_partitioned_interrupt_without_a_cause_is_the_guests() {
     let registers = &mut FakeRegisters::default();
     let mut pmu = pmu(Design::Partitioned, 2, registers);
-    let _ = pmu.write(Register::Pmcr, ExceptionLevel::El1, pmcr::E, registers);
+    let _ = pmu.access(
+        Register::Pmcr,
+        ExceptionLevel::El1,
+        Some(pmcr::E),
+        registers,
+    );
     registers.set(Register::PmovsSet, 0);
     assert_eq!(pmu.interrupt(registers).0, Pmi::Physical);
 }
