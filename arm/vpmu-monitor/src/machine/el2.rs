@@ -3,7 +3,7 @@
 //! UNSAFETY: writes EL2's control registers.
 
 use core::{
-    fmt, mem, ptr,
+    fmt, mem,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
 };
 
@@ -27,6 +27,7 @@ use super::{
     console,
     cpu::{Cpu, Local, Monitor},
     gic, hardware,
+    mmio::{read_device, write_device},
     sysreg::{isb, now, read_sysreg, write_sysreg},
 };
 
@@ -172,22 +173,17 @@ impl Drop for Names {
 fn own_interrupts(number: usize, monitor: &Monitor) {
     let (place, view) = monitor.redistributor(number);
     let (frame, owned) = (place.sgi_frame(), view.owned);
-    // SAFETY: this CPU's redistributor, as the device tree says; the guest is not running on it.
-    unsafe {
-        // A bootloader may have used LPIs; the guest's writes do not reach this register.
-        let control = (place.frames.start + redistributor::CTLR) as *mut u32;
-        ptr::write_volatile(
-            control,
-            ptr::read_volatile(control) & !redistributor::CTLR_ENABLE_LPIS,
-        );
-        for intid in (0..32).filter(|n| owned >> n & 1 != 0) {
-            let priority = (frame + redistributor::IPRIORITYR0 + intid) as *mut u8;
-            ptr::write_volatile(priority, gic::OWN_PRIORITY);
-        }
-        let group = (frame + redistributor::IGROUPR0) as *mut u32;
-        ptr::write_volatile(group, ptr::read_volatile(group) | owned);
-        ptr::write_volatile((frame + redistributor::ISENABLER0) as *mut u32, owned);
+    // A bootloader may have used LPIs; the guest's writes do not reach this register.
+    let control = place.frames.start + redistributor::CTLR;
+    let without_lpis = read_device(control, 4) & !redistributor::CTLR_ENABLE_LPIS;
+    write_device(control, 4, without_lpis);
+    for intid in (0..32).filter(|n| owned >> n & 1 != 0) {
+        let priority = frame + redistributor::IPRIORITYR0 + intid;
+        write_device(priority, 1, gic::OWN_PRIORITY.into());
     }
+    let group = frame + redistributor::IGROUPR0;
+    write_device(group, 4, read_device(group, 4) | u64::from(owned));
+    write_device(frame + redistributor::ISENABLER0, 4, owned.into());
 }
 
 /// EL1 as a CPU has it after reset, where that matters.

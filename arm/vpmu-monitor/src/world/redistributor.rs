@@ -43,7 +43,7 @@ const IDENTIFICATION: Range<u64> = 0xffd0..0x1_0000;
 /// GICR_CTLR: a write is on its way (to other CPUs, to the distributor).
 const CTLR_PENDING: u64 = 1 << 31 | 1 << 3;
 /// GICR_CTLR.EnableLPIs.
-pub const CTLR_ENABLE_LPIS: u32 = 1;
+pub const CTLR_ENABLE_LPIS: u64 = 1;
 /// GICR_TYPER without LPIs in any form. `VLPIS` stays: it says how far it is to the next redistributor.
 const TYPER_OFFERED: u64 = TYPER_AFFINITY | 0x1f << 27 | 0xffff << 8 | TYPER_LAST | TYPER_VLPIS;
 const TYPER_AFFINITY: u64 = 0xffff_ffff << 32;
