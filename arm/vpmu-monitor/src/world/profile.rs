@@ -131,8 +131,13 @@ impl Profile {
         at: Sample,
         registers: &mut R,
     ) {
-        if let Some(epoch) = epoch {
-            self.begin(epoch);
+        if let Some(epoch) = epoch
+            && self.epoch != epoch
+        {
+            // What is here belongs to another measurement.
+            self.epoch = epoch;
+            self.samples.clear();
+            self.lost = 0;
         }
         let samplers = self.samplers[..self.used].iter_mut();
         for (event, sampler) in (0..).zip(samplers) {
@@ -150,15 +155,6 @@ impl Profile {
             sampler.counted = sampler.counted.wrapping_add(sampler.period);
             sampler.adapt(at.time, self.interval);
             sampler.arm(registers);
-        }
-    }
-
-    /// Forgets what belongs to another measurement than `epoch`.
-    fn begin(&mut self, epoch: u32) {
-        if self.epoch != epoch {
-            self.epoch = epoch;
-            self.samples.clear();
-            self.lost = 0;
         }
     }
 
@@ -237,15 +233,11 @@ impl fmt::Display for Records<'_> {
             f.write_str(",\"samples\":[")?;
             for (n, sample) in chunk.iter().enumerate() {
                 let comma = if n == 0 { "" } else { "," };
-                let Sample {
-                    time,
-                    pc,
-                    context,
-                    vmid,
-                    el,
-                    event,
-                } = sample;
-                write!(f, "{comma}[{time},{pc},{el},{context},{vmid},{event}]")?;
+                write!(
+                    f,
+                    "{comma}[{},{},{},{},{},{}]",
+                    sample.time, sample.pc, sample.el, sample.context, sample.vmid, sample.event
+                )?;
             }
             f.write_str("]}}\r\n")?;
         }
