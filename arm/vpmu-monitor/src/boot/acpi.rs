@@ -166,11 +166,8 @@ impl<'a> Tables<'a> {
         add(&mut gic, "#size-cells", 2_u32);
         add(&mut gic, "ranges", [0_u8; 0].as_slice());
         let maintenance = self.usable().next().map(|cpu| number(cpu, 56, 4) as u32);
-        add(
-            &mut gic,
-            "interrupts",
-            interrupts(maintenance.as_slice()).as_slice(),
-        );
+        let maintenance = interrupts(maintenance.as_slice());
+        add(&mut gic, "interrupts", maintenance.as_slice());
         for (n, its) in self.structures(kind::ITS).enumerate() {
             let mut node = compatible(&format!("its@{n}"), "arm,gic-v3-its");
             let reg = reg([(number(its, 8, 8), ITS)], 2, 2);

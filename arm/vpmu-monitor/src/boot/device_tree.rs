@@ -146,12 +146,8 @@ impl Machine {
             .filter(|regions| !regions.is_empty())
             .ok_or(TreeError::Missing("GICv3 redistributor region"))?;
         let width = nodes::cell(&gic.node, "#interrupt-cells").unwrap_or(3) as usize;
-        let interrupts_of = |name| {
-            compatible(tree, name)
-                .first()
-                .map(|found| interrupts(&found.node, width))
-                .unwrap_or_default()
-        };
+        let timers = compatible(tree, "arm,armv8-timer");
+        let timer_intids = timers.first().map(|timer| interrupts(&timer.node, width));
         let maintenance_intid = interrupts(&gic.node, width)
             .first()
             .copied()
@@ -186,7 +182,7 @@ impl Machine {
             its: its(tree)?,
             maintenance_intid,
             pmu_intids: pmu::intids(tree, &phandles, width),
-            timer_intids: interrupts_of("arm,armv8-timer"),
+            timer_intids: timer_intids.unwrap_or_default(),
             cpus,
             // Idle states stand below /cpus/idle-states or /idle-states, and by their property they are known.
             suspend_states: nodes::find(tree, |_| true)

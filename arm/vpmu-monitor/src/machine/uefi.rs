@@ -259,10 +259,8 @@ impl Firmware {
             status => return Err(UefiError::Call("LoadFile of the initrd", status)),
         }
         let start = self.pages(size as u64)?;
-        check(
-            "LoadFile of the initrd",
-            load(&mut size, start as *mut c_void),
-        )?;
+        let status = load(&mut size, start as *mut c_void);
+        check("LoadFile of the initrd", status)?;
         Ok(Some(start..start + size as u64))
     }
 

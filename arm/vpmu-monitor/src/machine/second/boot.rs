@@ -129,7 +129,11 @@ impl Plan {
         let at = second::loaded_at(memory);
         let placement = Placement::decide(head, length, at, memory.start)?;
         let tree_at = second::tree_at(memory);
-        let initrd = self.place_initrd()?;
+        let place = |file: &Range<u64>| {
+            let length = file.end - file.start;
+            second::initrd_at(memory, length).ok_or(BootError::GuestTooLarge(length))
+        };
+        let initrd = self.initrd.as_ref().map(place).transpose()?;
         let end = initrd.as_ref().map_or(tree_at, |initrd| initrd.start);
         if placement.range().is_none_or(|range| range.end > end) {
             return Err(BootError::GuestTooLarge(placement.memory));
@@ -162,15 +166,5 @@ impl Plan {
             serial: self.serial_interrupt,
             alarm_intid: *machine.timer_intids.get(3).ok_or(BootError::NoAlarm)?,
         })
-    }
-
-    /// Where the guest's initrd goes, where there is one.
-    fn place_initrd(&self) -> Result<Option<Range<u64>>, BootError> {
-        let Some(file) = &self.initrd else {
-            return Ok(None);
-        };
-        let length = file.end - file.start;
-        let place = second::initrd_at(&self.memory, length);
-        place.map(Some).ok_or(BootError::GuestTooLarge(length))
     }
 }
