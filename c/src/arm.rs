@@ -6,10 +6,9 @@ use vpmu::counter::Counter;
 
 use crate::counter::{counter_state, policy, report};
 use crate::filter::VpmuArmFilter;
-use crate::host::Host;
-use crate::host::VpmuHost;
-use crate::pmu::{self, Guest, Held};
-use crate::room::{self, Room, promised};
+use crate::host::{Host, VpmuHost};
+use crate::pmu::{self, Guest};
+use crate::room::{self, Held, Room, promised};
 use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// What a guest finds of its PMUv3 (Arm ARM DDI 0487, chapter D13).

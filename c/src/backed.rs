@@ -7,9 +7,9 @@ use crate::arm::VpmuArmConfig;
 use crate::counter::counter_state;
 use crate::filter::VpmuArmFilter;
 use crate::partition::{VpmuPartitionConfig, VpmuTraps};
-use crate::pmu::{self, Guest, Held};
+use crate::pmu::{self, Guest};
 use crate::registers::{Registers, VpmuRegisters};
-use crate::room::{self, Room, promised};
+use crate::room::{self, Held, Room, promised};
 use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// Room for one vCPU's PMU that is emulated on the counters of the CPU.

@@ -13,8 +13,7 @@ use crate::backed::VpmuBacked;
 use crate::partition::{VPMU_ISOLATES_HCCD, VPMU_ISOLATES_HPMD, VPMU_ISOLATES_PARTITION};
 use crate::partition::{VpmuPartition, VpmuPartitionConfig, VpmuTraps};
 use crate::pmu::{Guest, Pmu};
-use crate::registers::VpmuRegisters;
-use crate::registers::decode;
+use crate::registers::{VpmuRegisters, decode};
 use crate::room::{self, promised};
 use crate::status::VpmuStatus;
 
@@ -126,14 +125,9 @@ pub unsafe extern "C" fn vpmu_el2_probe(config: *mut VpmuPartitionConfig) -> Vpm
     };
     let findings = vpmu_el2::probe(config.implemented, config.host_counters, &features);
     let kept = findings.isolation;
-    config.isolation = [
-        (kept.partition, VPMU_ISOLATES_PARTITION),
-        (kept.hpmd, VPMU_ISOLATES_HPMD),
-        (kept.hccd, VPMU_ISOLATES_HCCD),
-    ]
-    .into_iter()
-    .filter(|(kept, _)| *kept)
-    .fold(0, |bits, (_, bit)| bits | bit);
+    config.isolation = (u32::from(kept.partition) * VPMU_ISOLATES_PARTITION)
+        | (u32::from(kept.hpmd) * VPMU_ISOLATES_HPMD)
+        | (u32::from(kept.hccd) * VPMU_ISOLATES_HCCD);
     VpmuStatus::Ok
 }
 

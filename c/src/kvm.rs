@@ -12,8 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vpmu_kvm::{AfterRun, Backing, Counter, Deadline, Exit, Kick, Rdpmc, Vcpu};
 
 use crate::counter::counter_state;
-use crate::room;
-use crate::room::promised;
+use crate::room::{self, promised};
 use crate::state::{self, Saved};
 use crate::status::{VpmuOutcome, VpmuStatus};
 use handle::{Table, damaged, failed, misuse, refused, status, unsuitable};

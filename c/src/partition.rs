@@ -5,9 +5,9 @@ use vpmu::arm::partition::{
 };
 
 use crate::filter::VpmuArmFilter;
-use crate::pmu::{self, Guest, Held};
+use crate::pmu::{self, Guest};
 use crate::registers::{Registers, VpmuRegisters};
-use crate::room::{self, Room, promised};
+use crate::room::{self, Held, Room, promised};
 use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// `isolation`: MDCR_EL2.HPMN divides the counters. Nothing below EL2 sees or changes those of the host. Matters only where

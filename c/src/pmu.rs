@@ -9,16 +9,9 @@ use vpmu::arm::{
 use crate::filter::VpmuArmFilter;
 use crate::host::Host;
 use crate::registers::{Registers, decode};
-use crate::room::{self, Room, promised};
+use crate::room::{self, Held, Room, promised};
 use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
-
-/// A PMU with its host counters, or with the registers of the CPU.
-#[derive(Debug)]
-pub(crate) struct Held<P, H> {
-    pub(crate) pmu: P,
-    pub(crate) host: H,
-}
 
 /// What each of the PMUs does over an `H`.
 pub(crate) trait Pmu<H> {

@@ -30,6 +30,13 @@ pub(crate) trait Room: Sized {
     }
 }
 
+/// A PMU with its host counters, or with the registers of the CPU.
+#[derive(Debug)]
+pub(crate) struct Held<P, H> {
+    pub(crate) pmu: P,
+    pub(crate) host: H,
+}
+
 /// What the room really holds.
 #[repr(C)]
 struct Filled<T> {

@@ -65,14 +65,11 @@ mod arm {
             pmevcntr,
             pmevtyper,
         } = state;
-        each(pmcr);
-        each(pmcnten);
-        each(pminten);
-        each(pmovs);
-        each(pmselr);
-        each(pmuserenr);
-        each(pmccntr);
-        each(pmccfiltr);
+        for register in [
+            pmcr, pmcnten, pminten, pmovs, pmselr, pmuserenr, pmccntr, pmccfiltr,
+        ] {
+            each(register);
+        }
         pmevcntr.iter_mut().for_each(&mut *each);
         pmevtyper.iter_mut().for_each(each);
     }

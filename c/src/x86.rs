@@ -7,9 +7,8 @@ use vpmu::x86::{
 };
 
 use crate::counter::{VPMU_POLICY_REUSE_PAUSED, counter_state, policy, report};
-use crate::host::Host;
-use crate::host::VpmuHost;
-use crate::room::{self, Room, promised};
+use crate::host::{Host, VpmuHost};
+use crate::room::{self, Held, Room, promised};
 use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
@@ -62,14 +61,8 @@ pub struct VpmuX86 {
     opaque: [u64; 1024],
 }
 
-#[derive(Debug)]
-pub(crate) struct X86 {
-    pmu: Pmu,
-    host: Host,
-}
-
 impl Room for VpmuX86 {
-    type Value = X86;
+    type Value = Held<Pmu, Host>;
     const MARK: u64 = u64::from_le_bytes(*b"vpmu-x86");
 }
 
@@ -115,7 +108,7 @@ pub(crate) unsafe fn init(
     let Some(pmu) = made else {
         return VpmuStatus::Config;
     };
-    promised!(room::fill(room, X86 { pmu, host }, |before| {
+    promised!(room::fill(room, Held { pmu, host }, |before| {
         before.pmu.reset(&mut before.host);
     }))
 }

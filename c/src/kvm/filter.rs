@@ -6,8 +6,7 @@ use vpmu_kvm::Filter;
 
 use super::handle::{misuse, status};
 use super::vm::{VMS, VpmuKvmVm};
-use crate::room;
-use crate::room::promised;
+use crate::room::{self, promised};
 use crate::status::VpmuStatus;
 
 /// A range of a VMM's own MSR filter, laid out as Linux's `struct kvm_msr_filter_range`.

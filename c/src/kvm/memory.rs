@@ -22,9 +22,9 @@ pub struct VpmuKvmMemory {
     pub written: Option<unsafe extern "C" fn(context: *mut c_void, address: u64, length: usize)>,
 }
 
-/// Memory with a way to map it.
+/// Memory with a way to map it. Without `map`, the guest has none.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory(VpmuKvmMemory);
+pub(crate) struct Memory(pub(crate) VpmuKvmMemory);
 
 // SAFETY: `VpmuKvmMemory` asks for functions that any thread may call with the context.
 unsafe impl Send for Memory {}
@@ -32,11 +32,6 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Takes the caller's functions. Without `map`, the guest has no memory.
-    pub(crate) fn new(memory: VpmuKvmMemory) -> Self {
-        Self(memory)
-    }
-
     /// Returns the bytes at `address`.
     fn bytes(&self, address: u64, length: usize) -> Option<&[AtomicU8]> {
         let map = self.0.map?;

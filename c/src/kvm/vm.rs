@@ -13,8 +13,7 @@ use vpmu_kvm::{
 use super::handle::{Table, damaged, failed, misuse, status};
 use super::memory::{Memory, VpmuKvmMemory};
 use crate::counter::policy;
-use crate::room;
-use crate::room::promised;
+use crate::room::{self, promised};
 use crate::state::{self, Saved};
 use crate::status::VpmuStatus;
 
@@ -277,7 +276,7 @@ pub unsafe extern "C" fn vpmu_kvm_open(
     *vm = VMS.add(Vm {
         offer,
         options,
-        memory: Arc::new(Memory::new(memory.unwrap_or(none))),
+        memory: Arc::new(Memory(memory.unwrap_or(none))),
         rdpmc: given.rdpmc.then(Arc::default),
         warning: OnceLock::new(),
     });
