@@ -11,7 +11,6 @@ use vpmu_lab::image::cache::Session;
 use vpmu_lab::image::job::Output;
 use vpmu_lab::report::table;
 use vpmu_lab::run::{self, Lab, Sink, Stage};
-use vpmu_lab::spec::Payload;
 use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Result, usage};
 
@@ -34,7 +33,7 @@ pub(crate) fn run(
     let session = Session::new(cancel, Progress::stderr())?;
     let lab = Lab::prepare(&spec, &session)?;
     let task = Progress::terminal().task(&format!("booting {pmu}"));
-    let has_command = matches!(spec.payload, Payload::Command(_));
+    let has_command = spec.request.command.is_some();
     let guest_spec = &spec.guests[0];
     let mut phase = 0;
     let outcome = loop {

@@ -12,7 +12,7 @@ use crate::image::job::{self, Exec, HostJob, Notify};
 use crate::image::theirs::{self, TheirProgram, Values};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
-use crate::spec::{Guest, Machine, Payload, TheirVmm, Time, Vmm};
+use crate::spec::{Guest, Machine, TheirVmm, Time, Vmm};
 use crate::{Failure, Result, usage};
 use vpmu_measure::{Host, Record};
 
@@ -196,7 +196,7 @@ impl Backend for Nested<'_> {
         };
         let unpacked = self.unpacked(parts, folder)?;
         let host_file = folder.join("host.cpio");
-        let trace = matches!(parts.payload, Payload::Command(work) if work.marked);
+        let trace = parts.request.marked;
         HostJob {
             arch,
             vmm,

@@ -8,13 +8,14 @@ use crate::image::archive::concatenate;
 use crate::image::disk::BootDisk;
 use crate::image::host_kernel::HostKernel;
 use crate::image::images::Images;
-use crate::spec::Payload;
+use crate::spec::Request;
 use crate::spec::arch::Arch;
 
 /// The parts of a guest, before a backend puts something below it.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
-    pub(crate) payload: &'a Payload,
+    /// The request of the guest.
+    pub(crate) request: &'a Request,
     /// Images of Debian packages; present when [`crate::spec::Spec::needs_images`] says so.
     pub(crate) images: Option<&'a Images>,
     /// The kernel for our modules, when a guest has one of them.
@@ -27,8 +28,6 @@ pub(crate) struct Parts<'a> {
     pub(crate) job: Option<PathBuf>,
     /// The second archive of the file tree of the guest beside it, when a command runs there.
     pub(crate) second_job: Option<PathBuf>,
-    /// More words for the kernel command line.
-    pub(crate) append: Option<&'a str>,
     /// Selects the moment of the kernel's ticks at which the command begins, and
     /// a KVM host's guest: each number is another moment.
     pub(crate) phase: u32,
@@ -59,30 +58,25 @@ impl Boot {
 impl Parts<'_> {
     /// Returns the user's kernel, or the modules', where there is one.
     pub(super) fn own_kernel(&self) -> Option<&Path> {
-        self.payload.own_kernel().or(self.kernel.as_deref())
+        self.request.kernel.as_deref().or(self.kernel.as_deref())
     }
 
     /// Returns the user's initrd, where there is one.
     pub(super) fn own_initrd(&self) -> Option<&Path> {
-        match self.payload {
-            Payload::Command(_) | Payload::Disk => None,
-            Payload::Kernel { initrd, .. } => initrd.as_deref(),
-        }
+        self.request.initrd.as_deref()
     }
 
     /// Returns the kernel command line of the guest.
     pub(super) fn command_line(&self, arch: Arch) -> String {
-        let user = self.append.unwrap_or_default().trim();
-        match self.payload {
-            Payload::Command(_) => {
-                let mut own = command_line(arch);
-                if user.split_whitespace().any(|word| word == "kaslr") {
-                    own = own.replace(" nokaslr", "");
-                }
-                format!("{own} {user}").trim().to_owned()
-            }
-            Payload::Kernel { .. } | Payload::Disk => user.to_owned(),
+        let user = self.request.append.as_deref().unwrap_or_default().trim();
+        if self.request.command.is_none() {
+            return user.to_owned();
         }
+        let mut own = command_line(arch);
+        if user.split_whitespace().any(|word| word == "kaslr") {
+            own = own.replace(" nokaslr", "");
+        }
+        format!("{own} {user}").trim().to_owned()
     }
 
     /// Returns the kernel that the guest boots.

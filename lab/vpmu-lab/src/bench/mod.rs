@@ -289,7 +289,7 @@ mod tests {
                 ..Request::new(Arch::X86_64)
             };
             request.machine.cpu = processor(has_counters, &request, designs);
-            request.check(designs).unwrap().machine.cpu
+            request.check(designs).unwrap().request.machine.cpu
         };
         assert_eq!(chosen(true, &ours, false), None);
         assert_eq!(chosen(true, &ours, true), None);

@@ -6,7 +6,7 @@ use super::archive::{Archive, add_tree};
 use super::kernel_module::{self, ModuleFiles};
 use crate::image::cache::{RunDir, Session};
 use crate::image::debian::{Pool, Selection};
-use crate::spec::{Spec, Work};
+use crate::spec::Request;
 use crate::{Result, usage};
 
 /// Unpacked for one run, and gone with it.
@@ -23,34 +23,33 @@ const PROGRAMS: &str = "programs";
 const KERNEL: &str = "kernel";
 
 impl Extras {
-    /// Fetches and unpacks what the work asks for; `None` where that is nothing. `kernel` selects the guest's.
+    /// Fetches and unpacks what is asked for; `None` where that is nothing. `kernel` selects the guest's.
     pub(crate) fn prepare(
-        spec: &Spec,
-        work: &Work,
+        request: &Request,
         kernel: &Selection,
         session: &Session<'_>,
     ) -> Result<Option<Self>> {
-        if work.modules.is_empty() && work.packages.is_empty() {
+        if request.modules.is_empty() && request.packages.is_empty() {
             return Ok(None);
         }
         let folder = session.cache.run_dir()?;
         let _lock = session.lock()?;
         let _task = session.progress.task("unpacking packages for the guest");
         let programs = folder.path().join(PROGRAMS);
-        for name in &work.packages {
-            let selection = Selection::package(name, spec.machine.arch);
+        for name in &request.packages {
+            let selection = Selection::package(name, request.machine.arch);
             let pool = Pool::fetch(&selection, session)?;
             pool.unpack("", &programs, session.cancel)?;
         }
         let mut modules = Vec::new();
-        if !work.modules.is_empty() {
+        if !request.modules.is_empty() {
             let root = folder.path().join(KERNEL);
             let pool = Pool::fetch(kernel, session)?;
             for kind in ["linux-image-", "linux-modules-"] {
                 pool.unpack(kind, &root, session.cancel)?;
             }
             let tree = ModuleFiles::of(&root)?;
-            for name in &work.modules {
+            for name in &request.modules {
                 if !tree.add(name, &mut modules)? {
                     return usage(format!(
                         "--module {name}: the guest's kernel has no module of this name"

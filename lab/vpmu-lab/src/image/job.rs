@@ -13,8 +13,8 @@ use super::theirs::{self, TheirProgram};
 use crate::Result;
 use crate::image::archive::{Archive, add_file};
 use crate::spec::arch::Arch;
-use crate::spec::command::quote;
-use crate::spec::{OurVmm, Work, disturbance};
+use crate::spec::command::{Command, quote};
+use crate::spec::{OurVmm, Request, disturbance};
 
 const GUEST_INIT: &str = include_str!("init.sh");
 const RECORDINGS: &str = include_str!("recordings.sh");
@@ -50,9 +50,10 @@ pub(crate) enum Notify {
 /// One job for a guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Job<'a> {
-    pub(crate) arch: Arch,
-    pub(crate) work: &'a Work,
-    /// Linux modules of this project's that are loaded before the work.
+    pub(crate) command: &'a Command,
+    /// What surrounds the command.
+    pub(crate) request: &'a Request,
+    /// Linux modules of this project's that are loaded before the command.
     pub(crate) modules: &'a [PathBuf],
     /// More of Debian's packages.
     pub(crate) extras: Option<&'a Extras>,
@@ -138,21 +139,22 @@ const PHASE: u32 = 37;
 impl Job<'_> {
     /// Makes the archive with this job.
     pub(crate) fn archive(&self) -> Result<Archive> {
+        let arch = self.request.machine.arch;
         let (meter, control) = match self.notify {
             Notify::Nobody => ("", self.console.to_owned()),
             Notify::Doorbell => ("--doorbell", self.console.to_owned()),
             Notify::Tracepoints => ("--ring", self.console.to_owned()),
-            Notify::KvmHost => ("--sync", format!("/dev/{}", self.arch.serial(1))),
+            Notify::KvmHost => ("--sync", format!("/dev/{}", arch.serial(1))),
         };
         let (output, place) = match self.output {
             Output::Stream => ("stream", self.console),
             Output::Buffer => ("buffer", "/vpmu/output"),
         };
-        let program = |name| artifacts::find(self.arch, name);
+        let program = |name| artifacts::find(arch, name);
         let settings = format!(
             "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\nprofile={}\nreset={}\n",
             f64::from(settle_ms(self.phase)) / 1000.0,
-            if self.work.profile { "yes" } else { "" },
+            if self.request.profile { "yes" } else { "" },
             if self.resets { "yes" } else { "" },
         );
         let mut archive = Archive::default();
@@ -169,10 +171,10 @@ impl Job<'_> {
         for path in self.modules {
             add_file(&mut archive, "vpmu/modules", path)?;
         }
-        for path in &self.work.add {
+        for path in &self.request.add {
             add_file(&mut archive, "root", path)?;
         }
-        for name in &self.work.programs {
+        for name in &self.request.programs {
             OwnProgram::find(name)?.put(&mut archive);
             let script = format!(
                 "#!/usr/bin/busybox sh\nexec /vpmu/lib/{LOADER} --library-path /vpmu/lib /vpmu/{name} \"$@\"\n"
@@ -186,8 +188,8 @@ impl Job<'_> {
     /// shell. For several runs, the script sets what each has recorded aside.
     fn script(&self, output: &str) -> String {
         let redirect = format!("exec < /dev/null > {output} 2>&1");
-        let command = self.work.command.as_line();
-        let Some(more @ 1..) = self.work.runs.checked_sub(1) else {
+        let command = self.command.as_line();
+        let Some(more @ 1..) = self.request.runs.checked_sub(1) else {
             return format!("{redirect}\n{command}\n");
         };
         format!(
@@ -332,25 +334,18 @@ fn settle_ms(phase: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::command::Command;
 
     #[test]
     fn scripts_are_valid_shell() {
         let script = |runs| {
-            let work = Work {
-                command: Command::from_words(&["echo 'it'".to_owned()]).unwrap(),
+            let request = Request {
                 runs,
-                kernel: None,
-                add: Vec::new(),
-                programs: Vec::new(),
-                modules: Vec::new(),
-                packages: Vec::new(),
                 profile: true,
-                marked: false,
+                ..Request::new(Arch::Aarch64)
             };
             let job = Job {
-                arch: Arch::Aarch64,
-                work: &work,
+                command: &Command::from_words(&["echo 'it'".to_owned()]).unwrap(),
+                request: &request,
                 modules: &[],
                 extras: None,
                 output: Output::Buffer,

@@ -11,7 +11,7 @@ use super::elf;
 use super::program::{LOADER, Library, libraries};
 use crate::image::archive::{Archive, add_file};
 use crate::spec::arch::Arch;
-use crate::spec::{Payload, TheirVmm};
+use crate::spec::{Request, TheirVmm};
 use crate::{Error, Result, usage};
 
 /// The folder of the VMM and its files in the KVM host.
@@ -166,7 +166,7 @@ fn mentions(vmm: &TheirVmm, placeholder: &str) -> Result<bool> {
 }
 
 /// Checks that the VMM's words name what the guest boots, and nothing that it lacks.
-pub(crate) fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
+pub(crate) fn check_options(vmm: &TheirVmm, request: &Request) -> Result<()> {
     let ways = "in a --vmm-arg, or in a --vmm-file";
     if !mentions(vmm, KERNEL)? && !mentions(vmm, UNPACKED)? {
         return usage(format!(
@@ -174,7 +174,7 @@ pub(crate) fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
              {UNPACKED} (an ELF file) {ways}"
         ));
     }
-    let has_command = matches!(payload, Payload::Command(_));
+    let has_command = request.command.is_some();
     for placeholder in [INITRD, COMMAND_LINE] {
         if has_command && !mentions(vmm, placeholder)? {
             return usage(format!(
@@ -182,11 +182,7 @@ pub(crate) fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
             ));
         }
     }
-    let has_initrd = match payload {
-        Payload::Command(_) => true,
-        Payload::Kernel { initrd, .. } => initrd.is_some(),
-        Payload::Disk => false,
-    };
+    let has_initrd = has_command || request.initrd.is_some();
     if !has_initrd && mentions(vmm, INITRD)? {
         return usage(format!(
             "{INITRD}: this kernel has none: give --initrd, or leave {INITRD} out"
@@ -198,7 +194,6 @@ pub(crate) fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Work;
     use crate::spec::command::Command;
 
     const TOLD: Values<'_> = Values {
@@ -216,9 +211,11 @@ mod tests {
         }
     }
 
-    fn command() -> Payload {
-        let command = Command::from_words(&["true".to_owned()]).unwrap();
-        Payload::Command(Work::new(command))
+    fn command() -> Request {
+        Request {
+            command: Command::from_words(&["true".to_owned()]),
+            ..Request::new(Arch::X86_64)
+        }
     }
 
     #[test]
@@ -245,24 +242,25 @@ mod tests {
 
     #[test]
     fn a_guest_that_could_not_run_is_refused() {
-        let check = |words: &[&str], payload: &Payload| {
-            check_options(&vmm(Path::new("x"), words), payload).map_err(|error| error.to_string())
+        let check = |words: &[&str], request: &Request| {
+            check_options(&vmm(Path::new("x"), words), request).map_err(|error| error.to_string())
         };
-        let bare = |initrd: Option<&str>| Payload::Kernel {
-            kernel: "k".into(),
+        let bare = |initrd: Option<&str>| Request {
+            kernel: Some("k".into()),
             initrd: initrd.map(PathBuf::from),
+            ..Request::new(Arch::X86_64)
         };
         assert!(check(&["{kernel}", "{initrd}", "{cmdline}"], &command()).is_ok());
         assert!(check(&["a={vmlinux}"], &bare(None)).is_ok());
         assert!(check(&["{kernel}", "{initrd}"], &bare(Some("i"))).is_ok());
-        let cases: [(&[&str], Payload, &str); 4] = [
+        let cases: [(&[&str], Request, &str); 4] = [
             (&["-k"], bare(None), "{kernel}"),
             (&["{kernel}", "{cmdline}"], command(), "{initrd}"),
             (&["{kernel}", "{initrd}"], command(), "{cmdline}"),
             (&["{kernel}", "{initrd}"], bare(None), "give --initrd"),
         ];
-        for (words, payload, about) in cases {
-            let said = check(words, &payload).unwrap_err();
+        for (words, request, about) in cases {
+            let said = check(words, &request).unwrap_err();
             assert!(said.contains(about), "{about}: {said}");
         }
     }

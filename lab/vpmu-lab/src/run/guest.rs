@@ -20,9 +20,10 @@ use crate::image::seed;
 use crate::image::theirs;
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::{Run, Settings};
+use crate::spec::command::Command;
 use crate::spec::design::Pmu;
 use crate::spec::disk::Disk;
-use crate::spec::{Guest, Payload, Spec, Time, Vmm, Way, Work};
+use crate::spec::{Guest, Request, Spec, Time, Vmm, Way};
 use crate::{Error, Failure, Result};
 use vpmu_measure::Record;
 
@@ -39,23 +40,24 @@ const TRIES: u32 = 5;
 ///
 /// When a program is missing.
 pub fn check(spec: &Spec) -> Result<()> {
-    if let Payload::Command(work) = &spec.payload {
-        artifacts::find(spec.machine.arch, artifacts::METER)?;
-        for program in &work.programs {
+    let request = &spec.request;
+    if request.command.is_some() {
+        artifacts::find(request.machine.arch, artifacts::METER)?;
+        for program in &request.programs {
             artifacts::find_beside(program)?;
         }
     }
     if spec.needs_modules() {
         Modules::check()?;
     }
-    if spec.disk.is_some() {
+    if request.disk.is_some() {
         BootDisk::check()?;
     }
     for guest in &spec.guests {
         if let Way::Nested(Vmm::Theirs(vmm)) = &guest.way {
-            theirs::check_options(vmm, &spec.payload)?;
+            theirs::check_options(vmm, request)?;
         }
-        backend::of(&spec.machine, guest).check()?;
+        backend::of(&request.machine, guest).check()?;
     }
     Ok(())
 }
@@ -74,7 +76,7 @@ pub fn run(
     sink: Sink,
     stage: &mut dyn FnMut(Stage),
 ) -> Result<Outcome> {
-    let backend = backend::of(&spec.machine, guest);
+    let backend = backend::of(&spec.request.machine, guest);
     let folder = lab.session.cache.run_dir()?;
     let parts = parts(
         lab,
@@ -93,10 +95,10 @@ pub fn run(
     }
     let kept = Kept::new(spec, guest.design, &launch)?;
 
-    let has_command = matches!(spec.payload, Payload::Command(_));
+    let has_command = spec.request.command.is_some();
     let limits = Limits {
-        total: spec.timeout,
-        boot: has_command.then_some(spec.boot_timeout),
+        total: spec.request.timeout,
+        boot: has_command.then_some(spec.request.boot_timeout),
         quiet: (guest.time == Time::Counted).then_some(QUIET),
         clock,
     };
@@ -137,7 +139,7 @@ pub fn run(
     let run = figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript);
     let mut run = run.map_err(explain)?;
     let second = second
-        .map(|console| SecondOutcome::of(console, second_work(spec, guest).as_ref()))
+        .map(|console| SecondOutcome::of(console, second_command(spec, guest)))
         .transpose()?;
     if let Some(run) = &mut run {
         run.host_profile = host_profile.as_ref().map(HostProfile::folded);
@@ -184,8 +186,8 @@ pub fn once_more(
 /// Decides about [`once_more`], with at most this number of attempts.
 fn again(tries: u32, spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
     let may_hang = || {
-        let backend = backend::of(&spec.machine, guest);
-        backend.loses_interrupts() && spec.payload.own_kernel().is_none()
+        let backend = backend::of(&spec.request.machine, guest);
+        backend.loses_interrupts() && spec.request.kernel.is_none()
     };
     let why = match error.failure() {
         Some(Failure::RepeatedInterrupt(_)) => {
@@ -218,13 +220,14 @@ fn parts<'a>(
         .as_ref()
         .filter(|_| guest.design.pmu == Pmu::Paravirt)
         .map(Modules::pmu);
-    let job = match &spec.payload {
-        Payload::Kernel { .. } | Payload::Disk => None,
-        Payload::Command(work) => {
-            let is_users = matches!(spec.disk, Some(Disk::File { .. }));
+    let request = &spec.request;
+    let job = match &request.command {
+        None => None,
+        Some(command) => {
+            let is_users = matches!(request.disk, Some(Disk::File { .. }));
             let job = Job {
-                arch: spec.machine.arch,
-                work,
+                command,
+                request,
                 modules: modules.as_slice(),
                 extras: lab.extras.as_ref(),
                 output,
@@ -232,7 +235,11 @@ fn parts<'a>(
                     true => seed::CONSOLE,
                     false => CONSOLE,
                 },
-                notify: if work.marked { Notify::Nobody } else { notify },
+                notify: if request.marked {
+                    Notify::Nobody
+                } else {
+                    notify
+                },
                 phase,
                 resets: matches!(guest.way, Way::Nested(Vmm::Theirs(_))),
             };
@@ -246,26 +253,28 @@ fn parts<'a>(
         }
     };
     Ok(Parts {
-        payload: &spec.payload,
+        request,
         images: lab.images.as_ref(),
         kernel: lab.modules.as_ref().map(Modules::kernel),
         host_kernel: lab.host_kernel.as_ref(),
         disk: lab.disk.as_ref(),
         job,
         second_job: second_job(spec, guest, phase, folder)?,
-        append: spec.append.as_deref(),
         phase,
     })
 }
 
 /// Writes the job of the guest beside `guest` into `folder`, where there is one that runs a command.
 fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<Option<PathBuf>> {
-    let Some(work) = second_work(spec, guest) else {
+    let Some(command) = second_command(spec, guest) else {
         return Ok(None);
     };
     let job = Job {
-        arch: spec.machine.arch,
-        work: &work,
+        command,
+        request: &Request {
+            add: spec.request.add.clone(),
+            ..Request::new(spec.request.machine.arch)
+        },
         modules: &[],
         extras: None,
         output: Output::Stream,
@@ -279,13 +288,13 @@ fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<O
     Ok(Some(path))
 }
 
-fn second_work(spec: &Spec, guest: &Guest) -> Option<Work> {
-    guest.way.second()?.work(&spec.payload)
+fn second_command<'a>(spec: &'a Spec, guest: &'a Guest) -> Option<&'a Command> {
+    guest.way.second()?.command(&spec.request)
 }
 
 /// Returns the names of the kernel's functions and of the workload's, which runs at fixed addresses.
 fn symbols(spec: &Spec, parts: &Parts<'_>) -> Symbols {
-    let arch = spec.machine.arch;
+    let arch = spec.request.machine.arch;
     let read = |path: PathBuf| fs::read(path).ok();
     let kernel = parts.boot_kernel(arch).ok();
     let program = artifacts::find(arch, artifacts::WORKLOAD).ok();
@@ -310,22 +319,22 @@ fn figures(
     let bad_end = supervise::ended_badly(transcript);
     let end = backend.end(&transcript.records);
     let has_meter = |record: &Record| matches!(record, Record::Meter(_));
-    let complete = match spec.payload {
-        Payload::Command(_) => transcript.ended && transcript.records.iter().any(has_meter),
-        Payload::Kernel { .. } | Payload::Disk => bad_end.is_none() && end == End::PoweredOff,
+    let complete = match spec.request.command {
+        Some(_) => transcript.ended && transcript.records.iter().any(has_meter),
+        None => bad_end.is_none() && end == End::PoweredOff,
     };
     if !complete {
         return Err(transcript.failed(bad_end.unwrap_or_else(|| silent_end(end))));
     }
-    let Payload::Command(work) = &spec.payload else {
+    let Some(command) = &spec.request.command else {
         return Ok(None);
     };
     let settings = Settings {
         qemu,
-        machine: &spec.machine,
+        machine: &spec.request.machine,
         guest,
-        runs: work.runs,
-        command: work.command.as_line(),
+        runs: spec.request.runs,
+        command: command.as_line(),
     };
     Ok(Run::from_records(&settings, &transcript.records))
 }

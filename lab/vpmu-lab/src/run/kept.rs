@@ -17,7 +17,7 @@ pub(super) struct Kept(Option<PathBuf>);
 
 impl Kept {
     pub(super) fn new(spec: &Spec, design: Design, launch: &Launch) -> Result<Self> {
-        let Some(keep) = &spec.keep else {
+        let Some(keep) = &spec.request.keep else {
             return Ok(Self(None));
         };
         let folder = keep.join(design.to_string());

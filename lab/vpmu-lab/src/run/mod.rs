@@ -29,7 +29,7 @@ use crate::image::job::Output;
 use crate::image::module::{Kernel, Modules};
 use crate::report::host_profile::HostProfile;
 use crate::report::result::Run;
-use crate::spec::{Payload, Spec};
+use crate::spec::Spec;
 use vpmu_measure::Monitor;
 
 /// The kernel of guests that have a module of this project's.
@@ -63,7 +63,7 @@ impl<'a> Lab<'a> {
     pub fn prepare(spec: &Spec, session: &'a Session<'a>) -> Result<Self> {
         let images = spec
             .needs_images()
-            .then(|| Images::prepare(spec.machine.arch, session))
+            .then(|| Images::prepare(spec.request.machine.arch, session))
             .transpose()?;
         let modules = spec
             .needs_modules()
@@ -73,13 +73,10 @@ impl<'a> Lab<'a> {
             .needs_newest_kernel()
             .then(|| HostKernel::prepare(session))
             .transpose()?;
-        let disk = (spec.disk.as_ref().zip(images.as_ref()))
+        let disk = (spec.request.disk.as_ref().zip(images.as_ref()))
             .map(|(disk, images)| BootDisk::prepare(disk, images, session))
             .transpose()?;
-        let extras = match &spec.payload {
-            Payload::Command(work) => Extras::prepare(spec, work, &kernel_of(spec), session)?,
-            Payload::Kernel { .. } | Payload::Disk => None,
-        };
+        let extras = Extras::prepare(&spec.request, &kernel_of(spec), session)?;
         Ok(Self {
             qemu: spec.qemu()?,
             session,
@@ -94,8 +91,8 @@ impl<'a> Lab<'a> {
 
 /// Selects the package of the kernel of Debian's that the guests boot.
 fn kernel_of(spec: &Spec) -> Selection {
-    let arch = spec.machine.arch;
-    match &spec.disk {
+    let arch = spec.request.machine.arch;
+    match &spec.request.disk {
         Some(disk) => Selection::kernel(disk.release()),
         None if spec.needs_modules() => {
             Selection::kernel_with_headers(MODULES_KERNEL.release(), arch)

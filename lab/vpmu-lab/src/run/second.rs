@@ -3,7 +3,7 @@
 use super::console::{Piece, Splitter, Transcript};
 use super::supervise;
 use crate::report::result::Second;
-use crate::spec::Work;
+use crate::spec::command::Command;
 use crate::{Failure, Result};
 
 /// The result of the second of two guests.
@@ -16,9 +16,9 @@ pub struct SecondOutcome {
 }
 
 impl SecondOutcome {
-    /// Reads the `console` of a guest that had this `work` to do, if any, and did it.
-    pub(super) fn of(console: Vec<u8>, work: Option<&Work>) -> Result<Self> {
-        let Some(work) = work else {
+    /// Reads the `console` of a guest that had this `command` to run, if any, and ran it.
+    pub(super) fn of(console: Vec<u8>, command: Option<&Command>) -> Result<Self> {
+        let Some(command) = command else {
             let command = None;
             return Ok(Self { console, command });
         };
@@ -30,7 +30,7 @@ impl SecondOutcome {
         for piece in &pieces {
             output.extend_from_slice(transcript.note(piece));
         }
-        let figures = Second::from_records(work.command.as_line(), &transcript.records);
+        let figures = Second::from_records(command.as_line(), &transcript.records);
         let Some(figures) = figures.filter(|_| transcript.ended) else {
             let bad_end = supervise::ended_badly(&transcript);
             let silent = "it was the second guest, which switched itself off";
@@ -45,10 +45,9 @@ impl SecondOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::command::Command;
 
-    fn work() -> Work {
-        Work::new(Command::from_words(&["echo".to_owned()]).unwrap())
+    fn command() -> Command {
+        Command::from_words(&["echo".to_owned()]).unwrap()
     }
 
     const BEGUN: &str =
@@ -58,7 +57,7 @@ mod tests {
     fn the_commands_output_and_figures() {
         let meter = r#"{"meter":{"status":3,"signal":0,"real_ns":2000000000,"user_us":1500000,"sys_us":0,"pmis":null,"interrupts":5}}"#;
         let console = format!("{BEGUN}\x1e{meter}\n\x1e{{\"vpmu\":\"end\"}}\nbye\n");
-        let outcome = SecondOutcome::of(console.clone().into_bytes(), Some(&work())).unwrap();
+        let outcome = SecondOutcome::of(console.clone().into_bytes(), Some(&command())).unwrap();
         let (output, figures) = outcome.command.unwrap();
         assert_eq!(output, b"hello\n");
         assert_eq!((figures.status, figures.user_s), (3, 1.5));
@@ -67,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_ended_early_is_an_error() {
-        let of = |console: &str| SecondOutcome::of(console.as_bytes().to_vec(), Some(&work()));
+        let of = |console: &str| SecondOutcome::of(console.as_bytes().to_vec(), Some(&command()));
         let early = of(BEGUN).unwrap_err().to_string();
         assert!(early.contains("the second guest"), "{early}");
         let panic = of("Kernel panic - not syncing: x\n").unwrap_err();

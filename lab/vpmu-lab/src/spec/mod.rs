@@ -29,8 +29,7 @@ pub mod disk;
 pub mod profile;
 mod request;
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use profile::ProfileRequest;
 pub use request::Request;
@@ -41,7 +40,6 @@ use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
 use design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu, Policy};
-use disk::Disk;
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
 #[derive(Debug, Clone)]
@@ -75,90 +73,10 @@ impl Machine {
 /// A checked request.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// The machine.
-    pub machine: Machine,
-    /// The payload that runs on the machine.
-    pub payload: Payload,
-    /// The disk that the guests boot from; without a disk the lab loads their kernel.
-    pub disk: Option<Disk>,
-    /// More words for the guest's kernel command line.
-    pub append: Option<String>,
+    /// The request.
+    pub request: Request,
     /// One guest for each design, in the order asked for.
     pub guests: Vec<Guest>,
-    /// Wall-clock limit for one guest.
-    pub timeout: Duration,
-    /// Wall-clock limit for its boot.
-    pub boot_timeout: Duration,
-    /// The folder for logs, with a folder for each design.
-    pub keep: Option<PathBuf>,
-}
-
-/// The payload of a guest.
-#[derive(Debug, Clone)]
-pub enum Payload {
-    /// A command, in a small Debian system.
-    Command(Work),
-    /// The user's kernel by itself, until it powers off.
-    Kernel {
-        /// The kernel's file.
-        kernel: PathBuf,
-        /// Its initrd, if it wants one.
-        initrd: Option<PathBuf>,
-    },
-    /// The system on the user's own disk, until it powers off.
-    Disk,
-}
-
-impl Payload {
-    /// Returns the user's kernel, where there is one.
-    pub(crate) fn own_kernel(&self) -> Option<&Path> {
-        match self {
-            Self::Command(work) => work.kernel.as_deref(),
-            Self::Kernel { kernel, .. } => Some(kernel),
-            Self::Disk => None,
-        }
-    }
-}
-
-/// A command and its surroundings.
-#[derive(Debug, Clone)]
-pub struct Work {
-    /// The command.
-    pub command: Command,
-    /// Number of runs of the command, 1 to 100. Times and counts are means.
-    pub runs: u32,
-    /// A kernel instead of Debian's.
-    pub kernel: Option<PathBuf>,
-    /// Files for `/root`.
-    pub add: Vec<PathBuf>,
-    /// Names of modules of the guest's own kernel, which are loaded before the command.
-    pub modules: Vec<String>,
-    /// Names of Debian packages whose files the guest has.
-    pub packages: Vec<String>,
-    /// Names of programs that stand beside `vpmu` and that the command calls.
-    pub programs: Vec<&'static str>,
-    /// Whether the command itself marks the parts to be measured (`meter --doorbell`), each with
-    /// some rest behind it. The KVM host then counts by tracepoints.
-    pub marked: bool,
-    /// Whether the guest tells the profile in each `perf.data` that the command leaves behind.
-    pub profile: bool,
-}
-
-impl Work {
-    /// Returns the work of this command alone, which runs once.
-    pub fn new(command: Command) -> Self {
-        Self {
-            command,
-            runs: 1,
-            kernel: None,
-            add: Vec::new(),
-            modules: Vec::new(),
-            packages: Vec::new(),
-            programs: Vec::new(),
-            marked: false,
-            profile: false,
-        }
-    }
 }
 
 /// A guest under one design.
@@ -253,20 +171,11 @@ impl SecondRequest {
         self.memory.or(is_linux.then_some(SECOND_LINUX_MEMORY))
     }
 
-    /// Returns the work of a guest that runs a command beside a first guest with `payload`.
-    pub fn work(&self, payload: &Payload) -> Option<Work> {
-        if self.payload != SecondPayload::Linux {
-            return None;
-        }
-        let first = match payload {
-            Payload::Command(work) => Some(work),
-            Payload::Kernel { .. } | Payload::Disk => None,
-        };
-        let command = self.command.as_ref().or(first.map(|work| &work.command))?;
-        Some(Work {
-            add: first.map_or_else(Vec::new, |work| work.add.clone()),
-            ..Work::new(command.clone())
-        })
+    /// Returns the command that the guest runs beside a `first` guest, if it runs one.
+    pub fn command<'a>(&'a self, first: &'a Request) -> Option<&'a Command> {
+        let is_linux = self.payload == SecondPayload::Linux;
+        let command = self.command.as_ref().or(first.command.as_ref());
+        command.filter(|_| is_linux)
     }
 }
 
@@ -337,15 +246,16 @@ impl Spec {
     pub(crate) fn qemu(&self) -> Result<Option<Version>> {
         let mut guests = self.guests.iter();
         let emulated = guests.any(|guest| !guest.is_direct());
+        let machine = &self.request.machine;
         emulated
-            .then(|| self.machine.qemu.version(&self.machine.arch.qemu()))
+            .then(|| machine.qemu.version(&machine.arch.qemu()))
             .transpose()
     }
 
     /// Tells whether Debian packages are needed.
     pub fn needs_images(&self) -> bool {
-        matches!(self.payload, Payload::Command(_))
-            || self.disk.is_some()
+        self.request.command.is_some()
+            || self.request.disk.is_some()
             || (self.guests.iter()).any(|guest| guest.way.needs_images())
     }
 

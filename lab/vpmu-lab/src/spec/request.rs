@@ -13,9 +13,7 @@ use super::command::Command;
 use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
-use super::{
-    Guest, Machine, OurMonitor, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work,
-};
+use super::{Guest, Machine, OurMonitor, OurVmm, SecondRequest, Spec, Time, Vmm, Way};
 use crate::host::qemu::Qemu;
 use crate::{Error, Result, usage};
 
@@ -55,7 +53,7 @@ pub struct Request {
     pub second: Option<SecondRequest>,
     /// The command; without a command the kernel runs until it powers off.
     pub command: Option<Command>,
-    /// Number of runs of the command.
+    /// Number of runs of the command, 1 to 100. Times and counts are means.
     pub runs: u32,
     /// A kernel instead of Debian's.
     pub kernel: Option<PathBuf>,
@@ -67,15 +65,16 @@ pub struct Request {
     pub append: Option<String>,
     /// Files for `/root`.
     pub add: Vec<PathBuf>,
-    /// As in [`Work::modules`].
+    /// Names of modules of the guest's own kernel, which are loaded before the command.
     pub modules: Vec<String>,
-    /// As in [`Work::packages`].
+    /// Names of Debian packages whose files the guest has.
     pub packages: Vec<String>,
-    /// As in [`Work::profile`].
+    /// Whether the guest tells the profile in each `perf.data` that the command leaves behind.
     pub profile: bool,
-    /// As in [`Work::programs`].
+    /// Names of programs that stand beside `vpmu` and that the command calls.
     pub programs: Vec<&'static str>,
-    /// As in [`Work::marked`].
+    /// Whether the command itself marks the parts to be measured (`meter --doorbell`), each with
+    /// some rest behind it. The KVM host then counts by tracepoints.
     pub marked: bool,
     /// Whether this machine's own KVM may run the guests, in real time.
     pub own_kvm: bool,
@@ -149,36 +148,12 @@ impl Request {
         self.check_profile(designs)?;
         self.check_second(designs)?;
         self.check_files()?;
-        let payload = match (self.command, self.kernel) {
-            (None, _) if self.disk.is_some() => Payload::Disk,
-            (Some(command), kernel) => Payload::Command(Work {
-                command,
-                runs: self.runs,
-                kernel,
-                add: self.add,
-                modules: self.modules,
-                packages: self.packages,
-                profile: self.profile,
-                programs: self.programs,
-                marked: self.marked,
-            }),
-            (None, Some(kernel)) => Payload::Kernel {
-                kernel,
-                initrd: self.initrd,
-            },
-            (None, None) => {
-                return usage("nothing to run: give a command after --, or --kernel FILE");
-            }
-        };
+        if self.command.is_none() && self.kernel.is_none() && self.disk.is_none() {
+            return usage("nothing to run: give a command after --, or --kernel FILE");
+        }
         Ok(Spec {
-            machine: self.machine,
-            payload,
-            disk: self.disk,
-            append: self.append,
+            request: self,
             guests,
-            timeout: self.timeout,
-            boot_timeout: self.boot_timeout,
-            keep: self.keep,
         })
     }
 

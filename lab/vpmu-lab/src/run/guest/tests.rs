@@ -1,8 +1,5 @@
 use super::*;
-use crate::spec::Request;
 use crate::spec::arch::Arch;
-use crate::spec::command::Command;
-use crate::spec::design::Pmu;
 use vpmu_measure::Host;
 
 fn request() -> Request {
@@ -27,7 +24,7 @@ fn judge_spec(spec: &Spec, records: Vec<Record>) -> Result<Option<Run>> {
         None,
         spec,
         guest,
-        &*backend::of(&spec.machine, guest),
+        &*backend::of(&spec.request.machine, guest),
         &transcript,
     )
 }
@@ -66,10 +63,7 @@ fn a_silent_end_is_said_to_be_what_it_was() {
 #[test]
 fn a_bare_kernel_ends_well_only_if_its_vmm_does() {
     let mut spec = request().check(&[Pmu::Emulated.into()]).unwrap();
-    spec.payload = Payload::Kernel {
-        kernel: "kernel".into(),
-        initrd: None,
-    };
+    spec.request.command = None;
     assert!(judge_spec(&spec, vec![host(0, false)]).is_ok());
     assert!(judge_spec(&spec, vec![host(2, false)]).is_err());
     assert!(matches!(
@@ -82,7 +76,7 @@ fn a_bare_kernel_ends_well_only_if_its_vmm_does() {
 fn qemus_fault_is_named_where_it_can_be() {
     let explain = |request: Request, pmu: Pmu, line: &str| {
         let spec = request.check(&[pmu.into()]).unwrap();
-        let backend = backend::of(&spec.machine, &spec.guests[0]);
+        let backend = backend::of(&spec.request.machine, &spec.guests[0]);
         let explained = backend.explain(Failure::Panic(line.to_owned()));
         matches!(explained, Failure::RepeatedInterrupt(_))
     };

@@ -63,7 +63,7 @@ impl Request {
 mod tests {
     use super::*;
     use crate::spec::command::Command;
-    use crate::spec::{Payload, SecondRequest, Spec};
+    use crate::spec::{SecondRequest, Spec};
 
     fn check(change: impl FnOnce(&mut Request, &mut SecondRequest)) -> Result<Spec> {
         let command = |line: &str| Command::from_words(&[line.to_owned()]);
@@ -83,8 +83,8 @@ mod tests {
     }
 
     fn line(spec: &Spec) -> Option<String> {
-        let work = spec.guests[0].way.second()?.work(&spec.payload)?;
-        Some(work.command.as_line().to_owned())
+        let command = spec.guests[0].way.second()?.command(&spec.request)?;
+        Some(command.as_line().to_owned())
     }
 
     #[test]
@@ -108,7 +108,7 @@ mod tests {
             request.kernel = Some("/dev/null".into());
         })
         .unwrap();
-        assert!(matches!(beside_a_kernel.payload, Payload::Kernel { .. }));
+        assert!(beside_a_kernel.request.command.is_none());
         assert!(beside_a_kernel.needs_images());
     }
 
