@@ -8,7 +8,7 @@ use crate::error::STUCK;
 use crate::image::archive::concatenate;
 use crate::image::artifacts;
 use crate::image::images::unpack_kernel;
-use crate::image::job::{self, Exec, HostJob, Notify};
+use crate::image::job::{self, Exec, HostJob, Notify, settle_ms};
 use crate::image::theirs::{self, TheirProgram, Values};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
@@ -163,7 +163,7 @@ impl Backend for Nested<'_> {
         };
         let arch = self.machine.arch;
         let append = parts.command_line(arch);
-        let (vmm, options) = match self.vmm {
+        let (vmm, mut options) = match self.vmm {
             Vmm::Stock | Vmm::Mediated => (
                 job::Vmm::Qemu(arch.qemu().program),
                 self.stock_arguments(parts),
@@ -199,15 +199,20 @@ impl Backend for Nested<'_> {
         let trace = parts.request.marked;
         HostJob {
             arch,
+            settings: vpmu_measure::HostJob {
+                vmm: vmm.in_host(&mut options),
+                options,
+                append,
+                vcpus: self.machine.vcpus,
+                // A traced guest has no shares, and a host's tick that comes while a handler runs
+                // makes QEMU deliver that interrupt twice.
+                skew: self.guest.has_fair_shares(self.machine) && !trace,
+                trace,
+                settle_ms: settle_ms(parts.phase),
+                boots_disk: parts.disk.is_some(),
+                mediates: self.mediates(),
+            },
             vmm,
-            options: &options,
-            append: &append,
-            vcpus: self.machine.vcpus,
-            // A traced guest has no shares, and a host's tick that comes while a handler runs
-            // makes QEMU deliver that interrupt twice.
-            skew: self.guest.has_fair_shares(self.machine) && !trace,
-            trace,
-            phase: parts.phase,
             guest: parts.job.as_deref().filter(|_| parts.disk.is_none()),
             initrd: parts.own_initrd(),
             kernel: kernel.as_deref(),
@@ -228,15 +233,13 @@ impl Backend for Nested<'_> {
             append: self.host_command_line(),
         };
         let disks = (parts.disk).map(|disk| disk::machine(disk, parts.job.as_deref(), false));
-        let boot = boot
-            .options()
-            .into_iter()
-            .chain(disks.into_iter().flatten());
+        let mut options = boot.options();
+        options.extend(disks.into_iter().flatten());
         let host = Machine {
             vcpus: self.processors(),
             ..self.machine.clone()
         };
-        qemu::launch(&host, self.memory(), boot.collect())
+        qemu::launch(&host, self.memory(), options)
     }
 
     fn end(&self, records: &[Record]) -> End {

@@ -101,17 +101,8 @@ pub(crate) struct Exec {
 pub(crate) struct HostJob<'a> {
     pub(crate) arch: Arch,
     pub(crate) vmm: Vmm,
-    pub(crate) options: &'a [String],
-    /// The guest's kernel command line.
-    pub(crate) append: &'a str,
-    pub(crate) vcpus: u32,
-    /// Whether the host's clock ticks at another rate than the guest's, so that the host's shares
-    /// of time are fair.
-    pub(crate) skew: bool,
-    /// Whether KVM's tracepoints count while the guest measures.
-    pub(crate) trace: bool,
-    /// Selects the moment of the kernel's ticks at which the guest is started.
-    pub(crate) phase: u32,
+    /// What the host itself reads.
+    pub(crate) settings: vpmu_measure::HostJob,
     /// The guest's own job, an archive on the disk. Without a job, the guest has no initrd from the
     /// lab.
     pub(crate) guest: Option<&'a Path>,
@@ -217,6 +208,33 @@ impl Vmm {
         let program = artifacts::find_patched_qemu()?;
         OwnProgram::at(artifacts::PATCHED_QEMU, program).map(Self::Patched)
     }
+
+    /// Returns what the host reads of the VMM, which takes from `options` those that are the host's.
+    pub(crate) fn in_host(&self, options: &mut Vec<String>) -> HostVmm {
+        let save = options.iter().find_map(|word| word.strip_prefix("--save="));
+        let save = save.map(str::to_owned);
+        let is_restoring = |word: &mut String| RESTORING.contains(&word.as_str());
+        let restore = options.extract_if(.., |word| save.is_some() && is_restoring(word));
+        let restore = restore.collect();
+        let disturb = options.iter().find_map(|word| disturbance(word));
+        options.retain(|word| disturbance(word).is_none());
+        match self {
+            Self::Qemu(name) => HostVmm::Qemu((*name).to_owned()),
+            Self::Exec { qemu, exec } => HostVmm::Exec {
+                qemu: (*qemu).to_owned(),
+                options: exec.options.clone(),
+            },
+            Self::Patched(program) => HostVmm::Patched {
+                name: program.name.to_owned(),
+                disturb,
+            },
+            Self::Ours(_) => HostVmm::Ours { save, restore },
+            Self::Theirs { program, exec } => HostVmm::Theirs {
+                program: program.place(),
+                exec: exec.as_ref().map(|exec| exec.options.clone()),
+            },
+        }
+    }
 }
 
 impl Exec {
@@ -248,42 +266,13 @@ impl Exec {
 impl HostJob<'_> {
     /// Makes the archive with this job.
     pub(crate) fn archive(&self) -> Result<Archive> {
-        let save = self.saved_to().map(str::to_owned);
-        let (restore, mut options): (Vec<_>, Vec<_>) = (self.options.iter().cloned())
-            .partition(|word| save.is_some() && RESTORING.contains(&word.as_str()));
-        let disturb = options.iter().find_map(|word| disturbance(word));
-        options.retain(|word| disturbance(word).is_none());
-        let job = vpmu_measure::HostJob {
-            vmm: match &self.vmm {
-                Vmm::Qemu(name) => HostVmm::Qemu((*name).to_owned()),
-                Vmm::Exec { qemu, exec } => HostVmm::Exec {
-                    qemu: (*qemu).to_owned(),
-                    options: exec.options.clone(),
-                },
-                Vmm::Patched(program) => HostVmm::Patched {
-                    name: program.name.to_owned(),
-                    disturb,
-                },
-                Vmm::Ours(_) => HostVmm::Ours { save, restore },
-                Vmm::Theirs { program, exec } => HostVmm::Theirs {
-                    program: program.place(),
-                    exec: exec.as_ref().map(|exec| exec.options.clone()),
-                },
-            },
-            options,
-            append: self.append.to_owned(),
-            vcpus: self.vcpus,
-            skew: self.skew,
-            trace: self.trace,
-            settle_ms: settle_ms(self.phase),
-            boots_disk: self.disk.is_some(),
-            mediates: self.mediates.is_some(),
-        };
         let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
         let mut archive = Archive::default();
-        archive
-            .copy("init", 0o755, init)
-            .bytes(vpmu_measure::HostJob::PATH, 0o644, job.to_json());
+        archive.copy("init", 0o755, init).bytes(
+            vpmu_measure::HostJob::PATH,
+            0o644,
+            self.settings.to_json(),
+        );
         match &self.vmm {
             Vmm::Qemu(_) => {}
             Vmm::Exec { exec, .. } => exec.put(&mut archive, self.arch),
@@ -318,16 +307,10 @@ impl HostJob<'_> {
         }
         Ok(archive)
     }
-
-    /// Returns the place where the VMM saves its guest, if it saves.
-    fn saved_to(&self) -> Option<&str> {
-        let mut options = self.options.iter();
-        options.find_map(|option| option.strip_prefix("--save="))
-    }
 }
 
 /// Returns the milliseconds to wait before the command or the guest begins.
-fn settle_ms(phase: u32) -> u32 {
+pub(crate) fn settle_ms(phase: u32) -> u32 {
     SETTLE + PHASE * phase % 1000
 }
 
