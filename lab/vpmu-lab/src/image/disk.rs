@@ -134,7 +134,7 @@ impl BootDisk {
         let pools = Pools {
             guests: fetch(Selection::guests(Arch::X86_64))?,
             boot: fetch(Selection::boot())?,
-            kernel: fetch(Selection::kernel(disk.release()))?,
+            kernel: fetch(Selection::kernel(disk.release))?,
         };
         let folder = pools.folder();
         if !folder.is_dir() {
@@ -144,13 +144,13 @@ impl BootDisk {
             })?;
         }
         let file = |name: &str| folder.join(name);
-        let uefi = match disk.firmware() {
+        let uefi = match disk.firmware {
             Firmware::Bios => None,
             Firmware::Uefi => Some([file(CODE), file(VARIABLES)]),
         };
-        let (image, format, kernel) = match disk {
-            Disk::Ours { .. } => (file(IMAGE), "raw", Some(file(KERNEL))),
-            Disk::File { path, .. } => (path.clone(), format_of(path)?, None),
+        let (image, format, kernel) = match &disk.image {
+            None => (file(IMAGE), "raw", Some(file(KERNEL))),
+            Some(path) => (path.clone(), format_of(path)?, None),
         };
         Ok(Self {
             image,

@@ -22,7 +22,6 @@ use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::{Run, Settings};
 use crate::spec::command::Command;
 use crate::spec::design::Pmu;
-use crate::spec::disk::Disk;
 use crate::spec::{Guest, Request, Spec, Time, Vmm, Way};
 use crate::{Error, Failure, Result};
 use vpmu_measure::Record;
@@ -224,7 +223,10 @@ fn parts<'a>(
     let job = match &request.command {
         None => None,
         Some(command) => {
-            let is_users = matches!(request.disk, Some(Disk::File { .. }));
+            let is_users = request
+                .disk
+                .as_ref()
+                .is_some_and(|disk| disk.image.is_some());
             let job = Job {
                 command,
                 request,

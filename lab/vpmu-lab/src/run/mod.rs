@@ -93,7 +93,7 @@ impl<'a> Lab<'a> {
 fn kernel_of(spec: &Spec) -> Selection {
     let arch = spec.request.machine.arch;
     match &spec.request.disk {
-        Some(disk) => Selection::kernel(disk.release()),
+        Some(disk) => Selection::kernel(disk.release),
         None if spec.needs_modules() => {
             Selection::kernel_with_headers(MODULES_KERNEL.release(), arch)
         }

@@ -19,38 +19,14 @@ pub enum Firmware {
 
 /// The disk of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Disk {
-    /// A disk that the lab makes of Debian packages.
-    Ours {
-        /// The machine's firmware.
-        firmware: Firmware,
-        /// The Debian release of the disk's kernel, of [`RELEASES`].
-        release: &'static str,
-    },
-    /// The user's own image, which a run does not change.
-    File {
-        /// The machine's firmware.
-        firmware: Firmware,
-        /// The image, raw or qcow2.
-        path: PathBuf,
-    },
-}
-
-impl Disk {
-    /// Returns the firmware of the machine.
-    pub fn firmware(&self) -> Firmware {
-        match self {
-            Self::Ours { firmware, .. } | Self::File { firmware, .. } => *firmware,
-        }
-    }
-
-    /// Returns the Debian release that the lab takes the disk's kernel and the firmware from.
-    pub fn release(&self) -> &'static str {
-        match self {
-            Self::Ours { release, .. } => release,
-            Self::File { .. } => RELEASE,
-        }
-    }
+pub struct Disk {
+    /// The machine's firmware.
+    pub firmware: Firmware,
+    /// The Debian release that the lab takes the disk's kernel and the firmware from, of [`RELEASES`].
+    pub release: &'static str,
+    /// The user's own image, raw or qcow2, which a run does not change; `None` for a disk that the lab makes of Debian
+    /// packages.
+    pub image: Option<PathBuf>,
 }
 
 impl FromStr for Disk {
@@ -59,19 +35,20 @@ impl FromStr for Disk {
     /// Reads `bios`, `uefi`, either with `:RELEASE` behind it, `FILE` or `uefi:FILE`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (first, rest) = text.split_once(':').unwrap_or((text, RELEASE));
+        let disk = |firmware, release, image| Self {
+            firmware,
+            release,
+            image,
+        };
         let firmware = match first {
             "bios" => Firmware::Bios,
             "uefi" => Firmware::Uefi,
-            _ => {
-                let (firmware, path) = (Firmware::Bios, text.into());
-                return Ok(Self::File { firmware, path });
-            }
+            _ => return Ok(disk(Firmware::Bios, RELEASE, Some(text.into()))),
         };
-        let path = rest.into();
         Ok(
             match RELEASES.into_iter().find(|&release| release == rest) {
-                Some(release) => Self::Ours { firmware, release },
-                None => Self::File { firmware, path },
+                Some(release) => disk(firmware, release, None),
+                None => disk(firmware, RELEASE, Some(rest.into())),
             },
         )
     }
@@ -84,10 +61,14 @@ mod tests {
     #[test]
     fn disks_by_name() {
         use Firmware::{Bios, Uefi};
-        let ours = |firmware, release| Disk::Ours { firmware, release };
-        let file = |firmware, path: &str| Disk::File {
+        let ours = |firmware, release| Disk {
             firmware,
-            path: path.into(),
+            release,
+            image: None,
+        };
+        let file = |firmware, path: &str| Disk {
+            image: Some(path.into()),
+            ..ours(firmware, RELEASE)
         };
         for (text, disk) in [
             ("bios", ours(Bios, RELEASE)),
@@ -95,6 +76,7 @@ mod tests {
             ("/srv/a:b.qcow2", file(Bios, "/srv/a:b.qcow2")),
             ("uefi:/srv/a.img", file(Uefi, "/srv/a.img")),
             ("./bios", file(Bios, "./bios")),
+            ("sid", file(Bios, "sid")),
         ] {
             assert_eq!(text.parse(), Ok(disk), "{text}");
         }

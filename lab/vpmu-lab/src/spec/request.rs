@@ -207,11 +207,9 @@ impl Request {
                 "--disk boots what is on the disk: leave --kernel, --initrd and --append out",
             );
         }
-        match (disk, &self.command) {
-            (Disk::Ours { .. }, None) => {
-                usage("--disk bios and uefi run a command: give it after --")
-            }
-            (Disk::File { .. }, None) if !self.add.is_empty() => {
+        match (&disk.image, &self.command) {
+            (None, None) => usage("--disk bios and uefi run a command: give it after --"),
+            (Some(_), None) if !self.add.is_empty() => {
                 usage("--add puts files beside a command: give one after --")
             }
             _ => Ok(()),
@@ -325,7 +323,7 @@ impl Request {
                 "--module and --package add to vpmu's own guest: give a command after --",
             );
         }
-        if matches!(self.disk, Some(Disk::File { .. })) {
+        if self.disk.as_ref().is_some_and(|disk| disk.image.is_some()) {
             return usage(
                 "--module and --package add to vpmu's own guest: the system on your disk has its own",
             );
@@ -395,10 +393,7 @@ impl Request {
     }
 
     fn check_files(&self) -> Result<()> {
-        let image = match &self.disk {
-            Some(Disk::File { path, .. }) => Some(path),
-            _ => None,
-        };
+        let image = self.disk.as_ref().and_then(|disk| disk.image.as_ref());
         let files = self.kernel.iter().chain(&self.initrd);
         let files = files.chain(image).chain(&self.add);
         let files = files.chain(self.second_files());
