@@ -44,6 +44,10 @@ enum Saved {
 #[derive(Template)]
 #[template(path = "page.html")]
 struct Html {
+    /// The drawings at the top: each comparison with native.
+    leads: Vec<String>,
+    /// The benches' lines for the table at the top.
+    claims: Vec<Claim>,
     sections: Vec<Section>,
     /// Words and their meanings.
     legend: Vec<(&'static str, &'static str)>,
@@ -145,12 +149,18 @@ pub fn of_runs(runs: &[Run]) -> Option<String> {
     is_any.then(|| html(vec![comparison::section("comparison", runs)]))
 }
 
-fn html(sections: Vec<Section>) -> String {
+fn html(mut sections: Vec<Section>) -> String {
     let legend = table::LEGEND
         .lines()
         .filter_map(|line| line.split_once("  "))
         .map(|(word, meaning)| (word, meaning.trim_start()));
+    let each = sections.iter_mut();
+    let leads = each.filter_map(|section| section.lead.take()).collect();
+    let each = sections.iter_mut();
+    let claims = each.filter_map(|section| section.claim.take()).collect();
     render(&Html {
+        leads,
+        claims,
         sections,
         legend: legend.collect(),
     })
@@ -158,24 +168,6 @@ fn html(sections: Vec<Section>) -> String {
 
 fn render(template: &impl Template) -> String {
     template.render().expect("writing to memory cannot fail")
-}
-
-impl Html {
-    /// Returns the drawings at the top: each comparison with native.
-    fn leads(&self) -> Vec<&String> {
-        self.sections
-            .iter()
-            .filter_map(|section| section.lead.as_ref())
-            .collect()
-    }
-
-    /// Returns the benches' lines for the table at the top.
-    fn claims(&self) -> Vec<&Claim> {
-        self.sections
-            .iter()
-            .filter_map(|section| section.claim.as_ref())
-            .collect()
-    }
 }
 
 impl Figures {
