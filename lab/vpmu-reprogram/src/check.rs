@@ -109,6 +109,15 @@ fn create(host: &mut PerfHost, counter: Counter) -> Result<(), String> {
         .map_err(|lost| format!("cycles cannot be counted: {lost}"))
 }
 
+/// Returns a host with one event, which has begun to count, and reports each `period`.
+fn begun(options: PerfOptions, counter: Counter, period: u64) -> Result<PerfHost, String> {
+    let mut host = host_of(options)?;
+    create(&mut host, counter)?;
+    host.set_period(counter, NonZeroU64::new(period));
+    host.resume(counter.alone());
+    Ok(host)
+}
+
 /// Returns the time that this thread has had on a processor. On a busy machine, other time may pass without it.
 fn used() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -188,10 +197,7 @@ fn anew(backing: Backing) -> Found {
 fn overflow(backing: Backing) -> Found {
     // Nothing vouches for a report of two overflows, so the second is long after the first.
     const LONG: u64 = 10 * PERIOD;
-    let mut host = host(backing)?;
-    create(&mut host, THIRD)?;
-    host.set_period(THIRD, NonZeroU64::new(LONG));
-    host.resume(THIRD.alone());
+    let mut host = begun(options(Some(backing)), THIRD, LONG)?;
     let report = wait(&mut host)?;
     let total = host.read(THIRD);
     let more = spin(&mut host, 5 * MOMENT);
@@ -202,10 +208,7 @@ fn overflow(backing: Backing) -> Found {
 }
 
 fn replaced(backing: Backing) -> Found {
-    let mut host = host(backing)?;
-    create(&mut host, FIRST)?;
-    host.set_period(FIRST, NonZeroU64::new(1 << 46));
-    host.resume(FIRST.alone());
+    let mut host = begun(options(Some(backing)), FIRST, 1 << 46)?;
     spin(&mut host, MOMENT);
     // The period is replaced at any moment around the end of the previous one, whose signal may be on its way. A report
     // that is vouched for is of the new period. The others only make the engine read the counter.
@@ -230,10 +233,7 @@ fn replaced(backing: Backing) -> Found {
 }
 
 fn unasked(backing: Backing) -> Found {
-    let mut host = host(backing)?;
-    create(&mut host, FIRST)?;
-    host.set_period(FIRST, NonZeroU64::new(PERIOD));
-    host.resume(FIRST.alone());
+    let mut host = begun(options(Some(backing)), FIRST, PERIOD)?;
     host.set_period(FIRST, None);
     let reports = spin(&mut host, MOMENT);
     let total = host.read(FIRST);
@@ -243,13 +243,11 @@ fn unasked(backing: Backing) -> Found {
 
 fn repeated(backing: Backing) -> Found {
     const TIMES: u64 = 10;
-    let mut host = host_of(PerfOptions {
+    let options = PerfOptions {
         repeating: true,
         ..options(Some(backing))
-    })?;
-    create(&mut host, FIRST)?;
-    host.set_period(FIRST, NonZeroU64::new(PERIOD));
-    host.resume(FIRST.alone());
+    };
+    let mut host = begun(options, FIRST, PERIOD)?;
     let mut vouched_for = 0;
     for _ in 0..TIMES {
         // Signals that were not taken in time are one report, for which nothing vouches.
@@ -355,10 +353,7 @@ fn reported_at(backing: Backing) -> Result<[u64; 3], String> {
 }
 
 fn storm(backing: Backing) -> Found {
-    let mut host = host(backing)?;
-    create(&mut host, FIRST)?;
-    host.set_period(FIRST, NonZeroU64::new(1));
-    host.resume(FIRST.alone());
+    let mut host = begun(options(Some(backing)), FIRST, 1)?;
     let (start, mut reports) = (Instant::now(), 0);
     while reports < 200 && start.elapsed() < PATIENCE {
         if host.take_overflows().next().is_some() {

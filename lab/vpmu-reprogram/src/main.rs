@@ -16,7 +16,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 use vpmu::counter::Policy;
 use vpmu::x86::intel::{Capability, Version};
@@ -39,8 +40,8 @@ struct Cli {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     overflows: u32,
     /// What is to count; without it hardware events where there are any
-    #[arg(long, value_enum)]
-    backing: Option<Wanted>,
+    #[arg(long, value_parser = PossibleValuesParser::new(["hardware", "clock"]).map(backing))]
+    backing: Option<Backing>,
     /// Measure nothing, but check that the events keep what the engine relies on
     #[arg(long, conflicts_with_all = ["json", "overflows"])]
     check: bool,
@@ -50,21 +51,6 @@ struct Cli {
     /// Measure nothing, but check each backing and what this machine's counters are, and print that as JSON
     #[arg(long, conflicts_with_all = ["json", "overflows", "check", "probe", "backing"])]
     selftest: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Wanted {
-    Hardware,
-    Clock,
-}
-
-impl From<Wanted> for Backing {
-    fn from(wanted: Wanted) -> Self {
-        match wanted {
-            Wanted::Hardware => Self::Hardware,
-            Wanted::Clock => Self::Clock,
-        }
-    }
 }
 
 /// A counter that counts nanoseconds, or cycles on hardware: either way some 5000 a second.
@@ -78,6 +64,13 @@ const GLOBAL_CTRL: u32 = 0x38f;
 const OVF_CTRL: u32 = 0x390;
 /// Cycles in both rings, with an interrupt, enabled.
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
+
+fn backing(name: String) -> Backing {
+    match name.as_str() {
+        "clock" => Backing::Clock,
+        _ => Backing::Hardware,
+    }
+}
 
 fn name(backing: Backing) -> &'static str {
     match backing {
@@ -219,7 +212,7 @@ fn to_json(backing: Backing, all: &All) -> Value {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done = match cli.backing.map(Backing::from) {
+    let done = match cli.backing {
         _ if cli.selftest => selftest::selftest().map(|found| println!("{found}")),
         wanted if cli.check => check(wanted),
         wanted if cli.probe => probe(wanted),
