@@ -154,7 +154,7 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::result::Settings;
+    use crate::spec::command::Command;
     use crate::spec::{Guest, Time, Way};
     use vpmu_measure::Record;
 
@@ -165,15 +165,13 @@ mod tests {
             way: Way::Native,
             time: Time::Counted,
         };
-        let settings = Settings {
-            qemu: None,
-            machine: &Request::new(Arch::Aarch64).machine,
-            guest: &guest,
-            runs: 1,
-            command: "x",
+        let request = Request {
+            command: Command::from_words(&["x".to_owned()]),
+            ..Request::new(Arch::Aarch64)
         };
         let meter = br#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":1,"sys_us":1,"pmis":0}}"#;
-        let run = Run::from_records(&settings, &[Record::parse(meter).unwrap()]).unwrap();
+        let run = Run::from_records(None, &request, &guest, &[Record::parse(meter).unwrap()]);
+        let run = run.unwrap();
         let rows: Vec<Row> = PARTS[0]
             .figures
             .iter()

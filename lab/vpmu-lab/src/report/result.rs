@@ -18,7 +18,7 @@ use crate::host::files::write_whole;
 use crate::host::qemu::Version;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
-use crate::spec::{Guest, Machine, Time};
+use crate::spec::{Guest, Request, Time};
 use crate::{Error, Result};
 use vpmu_measure::{Monitor, Perf, Record, Trace, Vmm};
 
@@ -55,21 +55,6 @@ impl Row {
             output: String::from_utf8_lossy(&self.output).into_owned(),
         }
     }
-}
-
-/// The settings of a run.
-#[derive(Debug, Clone, Copy)]
-pub struct Settings<'a> {
-    /// The QEMU that runs the machine, where one does.
-    pub qemu: Option<&'a Version>,
-    /// The machine.
-    pub machine: &'a Machine,
-    /// The guest.
-    pub guest: &'a Guest,
-    /// Number of runs of the command.
-    pub runs: u32,
-    /// The command, as a line for the shell.
-    pub command: &'a str,
 }
 
 /// The figures of one command under one design. Times and counts of several runs
@@ -179,17 +164,24 @@ impl Results {
 }
 
 impl Run {
-    /// Makes figures of a guest's records; `None` without a record of `meter`.
-    pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
+    /// Makes figures of the `records` of a guest that this QEMU ran as the request asks; `None` without a command, or
+    /// without a record of `meter`.
+    pub fn from_records(
+        qemu: Option<&Version>,
+        request: &Request,
+        guest: &Guest,
+        records: &[Record],
+    ) -> Option<Self> {
+        let (command, machine) = (request.command.as_ref()?, &request.machine);
         let mut found = Found::in_records(records);
         let alone = found.vmm.cloned().map(|vmm| Vmm {
-            host: vmm.host.filter(|_| !settings.guest.is_direct()),
+            host: vmm.host.filter(|_| !guest.is_direct()),
             ..vmm
         });
         found.vmm = alone.as_ref();
         let meter = found.meter?;
-        let pmu = settings.guest.design.pmu;
-        let stats = Stats::of(pmu, settings.machine.vcpus, &found);
+        let pmu = guest.design.pmu;
+        let stats = Stats::of(pmu, machine.vcpus, &found);
         let guest_counters = found.guest.and_then(vpmu_measure::Guest::event_counters);
         // A guest without a PMU takes no PMIs. The figure is null, not zero.
         let pmis = match pmu {
@@ -201,7 +193,7 @@ impl Run {
             _ => meter.pmis,
         };
         let pmis = pmis.filter(|_| guest_counters.is_some());
-        let runs = u64::from(settings.runs.max(1));
+        let runs = u64::from(request.runs.max(1));
         let mean = |count: u64| (count + runs / 2) / runs;
         let seconds = |count: u64, unit: f64| count as f64 / unit / runs as f64;
         let all = |counts: &Option<BTreeMap<String, u64>>| Some(counts.as_ref()?.values().sum());
@@ -216,7 +208,7 @@ impl Run {
             })
         };
         // In this machine's own KVM, nobody counts the exits that do not reach the VMM.
-        let exits_per_pmi = per_pmi(all(&stats.exits)).filter(|_| !settings.guest.is_direct());
+        let exits_per_pmi = per_pmi(all(&stats.exits)).filter(|_| !guest.is_direct());
         let pmu_exits_per_pmi = per_pmi(match pmu {
             // KVM does not count them apart. The patched QEMU tells their number.
             Pmu::Qemu => stats.pmu_exits,
@@ -225,17 +217,17 @@ impl Run {
         });
         let host_operations_per_pmi = per_pmi(all(&stats.host_operations));
         Some(Self {
-            arch: settings.machine.arch,
+            arch: machine.arch,
             pmu,
-            policy: settings.guest.design.policy,
-            vcpus: settings.machine.vcpus,
-            cpu: settings.machine.cpu.clone(),
-            qemu: settings.qemu.map(Version::to_string),
+            policy: guest.design.policy,
+            vcpus: machine.vcpus,
+            cpu: machine.cpu.clone(),
+            qemu: qemu.map(Version::to_string),
             backing: backing(pmu, guest_counters.is_some(), &found),
             guest_counters,
             host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
-            command: settings.command.to_owned(),
-            runs: settings.runs,
+            command: command.as_line().to_owned(),
+            runs: request.runs,
             status: meter.status,
             real_s: seconds(meter.real_ns, 1e9),
             user_s: seconds(meter.user_us, 1e6),
@@ -250,13 +242,11 @@ impl Run {
             exits: means(stats.exits),
             exits_per_pmi,
             pmu_exits_per_pmi,
-            host_share: stats
-                .host_share
-                .filter(|_| settings.guest.has_fair_shares(settings.machine)),
+            host_share: stats.host_share.filter(|_| guest.has_fair_shares(machine)),
             exit_share: stats.exit_share,
             host_operations: means(stats.host_operations),
             host_operations_per_pmi,
-            deterministic: settings.guest.time == Time::Counted,
+            deterministic: guest.time == Time::Counted,
             monitor: found.monitor.cloned(),
             vmm: found.vmm.cloned(),
             second: None,

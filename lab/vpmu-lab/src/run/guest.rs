@@ -19,7 +19,7 @@ use crate::image::module::Modules;
 use crate::image::seed;
 use crate::image::theirs;
 use crate::report::host_profile::{HostProfile, Symbols};
-use crate::report::result::{Run, Settings};
+use crate::report::result::Run;
 use crate::spec::command::Command;
 use crate::spec::design::Pmu;
 use crate::spec::{Guest, Request, Spec, Time, Vmm, Way};
@@ -328,17 +328,8 @@ fn figures(
     if !complete {
         return Err(transcript.failed(bad_end.unwrap_or_else(|| silent_end(end))));
     }
-    let Some(command) = &spec.request.command else {
-        return Ok(None);
-    };
-    let settings = Settings {
-        qemu,
-        machine: &spec.request.machine,
-        guest,
-        runs: spec.request.runs,
-        command: command.as_line(),
-    };
-    Ok(Run::from_records(&settings, &transcript.records))
+    let records = &transcript.records;
+    Ok(Run::from_records(qemu, &spec.request, guest, records))
 }
 
 /// Returns how a guest failed that ended without figures and without a complaint.

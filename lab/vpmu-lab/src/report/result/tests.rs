@@ -3,8 +3,9 @@
 use insta::assert_snapshot;
 
 use super::*;
+use crate::spec::command::Command;
 use crate::spec::design::{Freeze, Lbr, Model, Pebs};
-use crate::spec::{OurVmm, Request, Way};
+use crate::spec::{OurVmm, Way};
 
 fn records(lines: &[&str]) -> Vec<Record> {
     lines
@@ -25,14 +26,12 @@ fn guest_under(pmu: Pmu, time: Time) -> Guest {
 }
 
 fn run_on(arch: Arch, runs: u32, guest: &Guest, lines: &[&str]) -> Run {
-    let settings = Settings {
-        qemu: None,
-        machine: &Request::new(arch).machine,
-        guest,
+    let request = Request {
         runs,
-        command: "true",
+        command: Command::from_words(&["true".to_owned()]),
+        ..Request::new(arch)
     };
-    Run::from_records(&settings, &records(lines)).unwrap()
+    Run::from_records(None, &request, guest, &records(lines)).unwrap()
 }
 
 fn run(pmu: Pmu, lines: &[&str]) -> Run {
