@@ -10,6 +10,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::parts::Boot;
 use crate::{Error, Result};
 
 /// Where the guest begins in the file.
@@ -36,19 +37,11 @@ const WORDS_END: usize = 0x830;
 /// Its command line, with a zero behind it, and the end of its room.
 const SECOND_WORDS: std::ops::Range<usize> = 0x100..0x700;
 
-/// The guest beside the first.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Second<'a> {
-    pub(crate) image: &'a Path,
-    pub(crate) initrd: Option<&'a Path>,
-    /// Its command line.
-    pub(crate) words: &'a str,
-    /// Its memory, MiB; `None`: the monitor's default.
-    pub(crate) memory: Option<u32>,
-}
+/// The guest beside the first, and its memory, MiB; `None`: the monitor's default.
+pub(super) type Second = (Boot, Option<u32>);
 
 /// Returns the boot file's contents.
-pub(crate) fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result<Vec<u8>> {
+pub(super) fn build(monitor: &Path, guest: &Path, second: Option<&Second>) -> Result<Vec<u8>> {
     let mut file = fs::read(monitor).map_err(Error::file("read", monitor))?;
     if file.get(MONITOR_MAGIC..MONITOR_MAGIC + 8) != Some(b"VPMUGST1")
         || file.len() < WORDS_END
@@ -71,11 +64,12 @@ pub(crate) fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) ->
     file.resize(GUEST_OFFSET, 0);
     put(&mut file, GUEST_LENGTH, guest_file.len() as u64);
     file.extend_from_slice(&guest_file);
-    if let Some(second) = second {
+    if let Some((second, mib)) = second {
         put_words(&mut file, second)?;
+        let initrd = second.initrd.as_deref().map(read_any).transpose()?;
         let parts = [
-            (SECOND_FILE, Some(read(second.image)?)),
-            (SECOND_INITRD, second.initrd.map(read_any).transpose()?),
+            (SECOND_FILE, Some(read(&second.kernel)?)),
+            (SECOND_INITRD, initrd),
         ];
         for (word, part) in parts {
             let Some(part) = part else { continue };
@@ -86,11 +80,8 @@ pub(crate) fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) ->
             file.extend_from_slice(&part);
             memory = behind(offset, part.len() as u64)?;
         }
-        put(
-            &mut file,
-            SECOND_MEMORY,
-            u64::from(second.memory.unwrap_or(0)) << 20,
-        );
+        let bytes = u64::from(mib.unwrap_or(0)) << 20;
+        put(&mut file, SECOND_MEMORY, bytes);
     }
     put(&mut file, IMAGE_SIZE, memory);
     let length = file.len() as u64;
@@ -106,12 +97,12 @@ pub(crate) fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) ->
 }
 
 /// Puts the second guest's command line into the head of `file`.
-fn put_words(file: &mut [u8], second: Second<'_>) -> Result<()> {
-    let words = second.words.as_bytes();
+fn put_words(file: &mut [u8], second: &Boot) -> Result<()> {
+    let words = second.append.as_bytes();
     if words.len() >= SECOND_WORDS.len() {
         let most = SECOND_WORDS.len() - 1;
         let problem = format!("its command line has more than {most} bytes");
-        return Err(Error::format(second.image, problem));
+        return Err(Error::format(&second.kernel, problem));
     }
     file[SECOND_WORDS][..words.len()].copy_from_slice(words);
     file[SECOND_WORDS][words.len()] = 0;
@@ -217,14 +208,13 @@ mod tests {
             fs::write(path, contents).unwrap();
         }
         let (words, too_long) = ("test=count strict", "x".repeat(SECOND_WORDS.len()));
-        let second = |words: &str, initrd, memory| {
-            let second = Second {
-                image: &paths[2],
-                initrd,
-                words,
-                memory,
+        let second = |words: &str, initrd: Option<&Path>, memory| {
+            let boot = Boot {
+                kernel: paths[2].clone(),
+                initrd: initrd.map(Path::to_owned),
+                append: words.to_owned(),
             };
-            build(&paths[0], &paths[1], Some(second))
+            build(&paths[0], &paths[1], Some(&(boot, memory)))
         };
         let file = second(words, None, None).unwrap();
         assert_eq!(word(&file, SECOND_FILE), 2 * GUEST_OFFSET as u64);

@@ -8,7 +8,7 @@
 //! | `nested` | QEMU | a stock KVM host with stock QEMU or vpmu-vmm |
 //! | `direct` | vpmu-vmm | this machine's own KVM |
 
-pub(crate) mod boot_file;
+mod boot_file;
 mod direct;
 mod disk;
 pub(crate) mod monitor;

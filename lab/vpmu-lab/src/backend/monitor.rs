@@ -66,23 +66,19 @@ impl Backend for Monitor<'_> {
         let arch = self.machine.arch;
         let mut boot = parts.boot(arch, folder)?;
         let monitor = artifacts::find(arch, artifacts::MONITOR)?;
-        let request = self.monitor.second.as_ref();
-        let second = request.map(|second| second_boot(second, parts, arch, folder));
-        let second = second.transpose()?;
-        let second = (request.zip(second.as_ref())).map(|(request, boot)| boot_file::Second {
-            image: &boot.kernel,
-            initrd: boot.initrd.as_deref(),
-            words: &boot.append,
-            memory: request.memory(),
+        let second = self.monitor.second.as_ref().map(|second| {
+            let boot = second_boot(second, parts, arch, folder)?;
+            Ok((boot, second.memory()))
         });
-        let file = boot_file::build(&monitor, &boot.kernel, second)?;
+        let second = second.transpose()?;
+        let file = boot_file::build(&monitor, &boot.kernel, second.as_ref())?;
         boot.kernel = folder.join("boot");
         fs::write(&boot.kernel, file).map_err(Error::file("write", &boot.kernel))?;
         boot.append = format!("{} {}", self.words(), boot.append)
             .trim()
             .to_owned();
         let mut launch = qemu::launch(self.machine, self.machine.memory, boot.options())?;
-        if request.is_some() {
+        if second.is_some() {
             let mut file = OsString::from("file:");
             file.push(folder.join(SECOND_CONSOLE));
             launch.add(["-serial".into(), file]);
