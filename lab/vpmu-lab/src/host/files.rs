@@ -38,11 +38,9 @@ fn folder_of(path: &Path) -> &Path {
 /// Gives a finished temporary file its name, readable as a created file is.
 pub(crate) fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    file.as_file()
-        .set_permissions(fs::Permissions::from_mode(0o644))
-        .map_err(Error::file("write", path))?;
-    file.as_file()
-        .sync_data()
+    let readable = fs::Permissions::from_mode(0o644);
+    let set = file.as_file().set_permissions(readable);
+    set.and_then(|()| file.as_file().sync_data())
         .map_err(Error::file("write", path))?;
     file.persist(path)
         .map_err(|error| Error::file("write", path)(error.error))?;

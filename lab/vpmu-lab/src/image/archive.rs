@@ -113,11 +113,8 @@ impl Archive {
     fn write(&self, out: &mut impl Write, place: &Path) -> Result<()> {
         for (index, (path, entry)) in self.entries.iter().enumerate() {
             let inode = u32::try_from(index + 1).expect("fewer than 2^32 files");
-            let links = if entry.kind == FileType::Directory {
-                2
-            } else {
-                1
-            };
+            // A folder has itself by the name `.`, too.
+            let links = 1 + u32::from(entry.kind == FileType::Directory);
             let builder = Builder::new(path).ino(inode).mtime(MTIME).nlink(links);
             let builder = builder.mode(entry.kind.as_raw_mode() | entry.mode);
             let (bytes, size) = entry.contents.open()?;

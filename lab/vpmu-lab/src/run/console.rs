@@ -112,10 +112,7 @@ impl Transcript {
                 match record {
                     Record::Vpmu(Phase::Command) => self.begun = true,
                     Record::Vpmu(Phase::Output) => self.in_output = true,
-                    Record::Vpmu(Phase::End) => {
-                        self.in_output = false;
-                        self.ended = true;
-                    }
+                    Record::Vpmu(Phase::End) => (self.in_output, self.ended) = (false, true),
                     _ => {}
                 }
                 self.records.push(record.clone());
