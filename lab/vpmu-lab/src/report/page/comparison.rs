@@ -54,7 +54,7 @@ fn lead(runs: &[Run], names: &[String]) -> Option<String> {
         is_whole(run).then(|| (factor, format!("{factor:.3} x")))
     });
     let label = format!("{}: {}", native.arch, shortened(&native.command));
-    measured(&label, names.iter().map(String::as_str).zip(times))
+    measured(&label, names, times)
 }
 
 /// Returns whether the command came to its end: a failed one takes no time.
@@ -138,11 +138,8 @@ fn listed(items: &[String]) -> String {
 
 fn drawings(runs: &[Run], names: &[String]) -> Vec<String> {
     let bars = |label: &str, figure: &dyn Fn(&Run) -> Option<(f64, String)>| {
-        let values = names
-            .iter()
-            .map(String::as_str)
-            .zip(runs.iter().map(|run| figure(run).filter(|_| is_whole(run))));
-        measured(label, values)
+        let values = runs.iter().map(|run| figure(run).filter(|_| is_whole(run)));
+        measured(label, names, values)
     };
     let seconds = |value: f64| Some((value, format!("{value:.3} s")));
     let by_kind = runs.iter().zip(names).filter_map(|(run, name)| {

@@ -109,19 +109,15 @@ pub(super) fn kinds<'a>(
     stack(label, (rows.collect(), unit))
 }
 
-/// Draws a bar for each of `values`, a text of each beside it.
-pub(super) fn measured<'a>(
+/// Draws a bar for each of `values`, its name and its text beside it.
+pub(super) fn measured(
     label: &str,
-    values: impl IntoIterator<Item = (&'a str, Option<(f64, String)>)>,
+    names: &[String],
+    values: impl Iterator<Item = Option<(f64, String)>>,
 ) -> Option<String> {
-    let values: Vec<_> = values.into_iter().collect();
-    let largest = largest(
-        values
-            .iter()
-            .filter_map(|(_, value)| Some(value.as_ref()?.0)),
-    );
-    let rows: Vec<BarRow<'_>> = values
-        .into_iter()
+    let values = values.collect_vec();
+    let largest = largest(values.iter().flatten().map(|(value, _)| *value));
+    let rows: Vec<BarRow<'_>> = (names.iter().zip(values))
         .map(|(mode, value)| BarRow {
             mode,
             measured: value.map(|(value, text)| Bar::of(value, largest, text)),
