@@ -9,10 +9,10 @@ use crate::image::archive::concatenate;
 use crate::image::artifacts;
 use crate::image::images::unpack_kernel;
 use crate::image::job::{self, Exec, HostJob, Notify, settle_ms};
-use crate::image::theirs::{self, TheirProgram, Values};
+use crate::image::theirs::{self, TheirProgram};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
-use crate::spec::{Guest, Machine, TheirVmm, Time, Vmm};
+use crate::spec::{Guest, Machine, Time, Vmm};
 use crate::{Failure, Result, usage};
 use vpmu_measure::{Host, Record};
 
@@ -81,27 +81,10 @@ impl Nested<'_> {
         *self.vmm == Vmm::Mediated
     }
 
-    /// Returns what placeholders in the options of a user's VMM stand for.
-    fn values<'a>(&self, command_line: &'a str) -> Values<'a> {
-        Values {
-            command_line,
-            vcpus: self.machine.vcpus,
-            memory: self.machine.memory,
-        }
-    }
-
-    /// Finds the user's VMM.
-    fn theirs(&self, vmm: &TheirVmm, command_line: &str) -> Result<job::Vmm> {
-        Ok(job::Vmm::Theirs {
-            program: TheirProgram::find(vmm, self.values(command_line))?,
-            exec: vmm.exec.as_ref().map(Exec::find).transpose()?,
-        })
-    }
-
     /// Returns the guest's kernel as an ELF file, where the user's VMM asks for one.
     fn unpacked(&self, parts: &Parts<'_>, folder: &Path) -> Result<Option<PathBuf>> {
         match (self.vmm, parts.own_kernel(), parts.images) {
-            (Vmm::Theirs(vmm), _, _) if !theirs::wants_unpacked(vmm)? => Ok(None),
+            (Vmm::Theirs(_), _, _) if !theirs::wants_unpacked(parts.request)? => Ok(None),
             (Vmm::Theirs(_), Some(own), _) => {
                 let path = folder.join("vmlinux");
                 unpack_kernel(own, &path)?;
@@ -143,7 +126,7 @@ impl Backend for Nested<'_> {
             Vmm::Exec(_) => drop(artifacts::find_preload()?),
             Vmm::Patched(_) => drop(artifacts::find_patched_qemu()?),
             Vmm::Ours(_) => drop(artifacts::find_beside(artifacts::VMM)?),
-            Vmm::Theirs(vmm) => drop(self.theirs(vmm, "")?),
+            Vmm::Theirs(exec) => drop(exec.as_ref().map(Exec::find).transpose()?),
         }
         qemu::check(self.machine)
     }
@@ -151,9 +134,8 @@ impl Backend for Nested<'_> {
     fn notify(&self) -> Notify {
         match self.vmm {
             Vmm::Stock | Vmm::Mediated | Vmm::Patched(_) => Notify::KvmHost,
-            Vmm::Exec(_) | Vmm::Ours(_) => Notify::Doorbell,
-            Vmm::Theirs(vmm) if vmm.exec.is_some() => Notify::Doorbell,
-            Vmm::Theirs(_) => Notify::Tracepoints,
+            Vmm::Exec(_) | Vmm::Ours(_) | Vmm::Theirs(Some(_)) => Notify::Doorbell,
+            Vmm::Theirs(None) => Notify::Tracepoints,
         }
     }
 
@@ -172,8 +154,7 @@ impl Backend for Nested<'_> {
                 let mut options = self.stock_arguments(parts);
                 options.extend(NO_VAPIC.map(str::to_owned));
                 options.extend(vmm.options.iter().cloned());
-                let qemu = arch.qemu().program;
-                let exec = Exec::find(vmm)?;
+                let (qemu, exec) = (arch.qemu().program, Exec::find(vmm)?);
                 (job::Vmm::Exec { qemu, exec }, options)
             }
             Vmm::Patched(vmm) => {
@@ -184,10 +165,12 @@ impl Backend for Nested<'_> {
                 (job::Vmm::patched()?, options)
             }
             Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
-            Vmm::Theirs(vmm) => (
-                self.theirs(vmm, &append)?,
-                theirs::options(vmm, self.values(&append)),
-            ),
+            Vmm::Theirs(exec) => {
+                let program = TheirProgram::find(parts.request, exec.is_some(), &append)?;
+                let exec = exec.as_ref().map(Exec::find).transpose()?;
+                let options = theirs::options(parts.request, &append);
+                (job::Vmm::Theirs { program, exec }, options)
+            }
         };
         let kernel = match (parts.own_kernel(), self.vmm) {
             (Some(own), _) => Some(own.to_owned()),

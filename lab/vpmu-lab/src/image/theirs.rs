@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use super::elf;
 use super::program::{LOADER, Library, libraries};
 use crate::image::archive::{Archive, add_file};
+use crate::spec::Request;
 use crate::spec::arch::Arch;
-use crate::spec::{Request, TheirVmm};
 use crate::{Error, Result, usage};
 
 /// The folder of the VMM and its files in the KVM host.
@@ -25,15 +25,6 @@ const INITRD: &str = "{initrd}";
 const COMMAND_LINE: &str = "{cmdline}";
 const FILES: &str = "{dir}";
 
-/// The guest, as far as placeholders tell it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Values<'a> {
-    pub(crate) command_line: &'a str,
-    pub(crate) vcpus: u32,
-    /// Its memory, MiB.
-    pub(crate) memory: u32,
-}
-
 /// The user's VMM with its files.
 #[derive(Debug, Clone)]
 pub(crate) struct TheirProgram {
@@ -45,15 +36,17 @@ pub(crate) struct TheirProgram {
 }
 
 impl TheirProgram {
-    /// Finds the libraries of this VMM, and fills in its files.
-    pub(crate) fn find(vmm: &TheirVmm, values: Values<'_>) -> Result<Self> {
-        let file = fs::canonicalize(&vmm.file).map_err(Error::file("open", &vmm.file))?;
-        check_program(&file, vmm.exec.is_some())?;
+    /// Finds the libraries of the VMM, and fills in its files.
+    pub(crate) fn find(request: &Request, under_exec: bool, command_line: &str) -> Result<Self> {
+        let file = request.vmm.as_deref().unwrap_or(Path::new(""));
+        let file = fs::canonicalize(file).map_err(Error::file("open", file))?;
+        check_program(&file, under_exec)?;
         let name = file.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(|| Error::format(&file, "the name is not UTF-8; rename it"))?;
-        let files = vmm.files.iter().map(|path| {
+        let files = request.vmm_files.iter().map(|path| {
             let text = text(path)?;
-            Ok((path.clone(), text.map(|text| fill(&text, values))))
+            let text = text.map(|text| fill(&text, request, command_line));
+            Ok((path.clone(), text))
         });
         Ok(Self {
             name: name.to_owned(),
@@ -131,20 +124,24 @@ fn text(path: &Path) -> Result<Option<String>> {
 }
 
 /// Returns the options with nothing left to fill in.
-pub(crate) fn options(vmm: &TheirVmm, values: Values<'_>) -> Vec<String> {
-    vmm.options.iter().map(|word| fill(word, values)).collect()
+pub(crate) fn options(request: &Request, command_line: &str) -> Vec<String> {
+    let words = request.vmm_args.iter();
+    words
+        .map(|word| fill(word, request, command_line))
+        .collect()
 }
 
-fn fill(text: &str, values: Values<'_>) -> String {
+/// Puts the guest's `command_line`, and what else a placeholder stands for, in the places of the placeholders in `text`.
+fn fill(text: &str, request: &Request, command_line: &str) -> String {
     let fixed = [
         (KERNEL, "/guest/kernel".to_owned()),
         (UNPACKED, format!("/{UNPACKED_PLACE}")),
         (INITRD, "/guest/initrd".to_owned()),
         (FILES, format!("/{FOLDER}")),
-        ("{vcpus}", values.vcpus.to_string()),
-        ("{memory}", values.memory.to_string()),
+        ("{vcpus}", request.machine.vcpus.to_string()),
+        ("{memory}", request.machine.memory.to_string()),
         // The last, because the user's words in it may look like a placeholder.
-        (COMMAND_LINE, values.command_line.to_owned()),
+        (COMMAND_LINE, command_line.to_owned()),
     ];
     let filled = fixed.iter();
     filled.fold(text.to_owned(), |text, (name, value)| {
@@ -153,22 +150,23 @@ fn fill(text: &str, values: Values<'_>) -> String {
 }
 
 /// Tells whether the VMM asks for the kernel as an ELF file.
-pub(crate) fn wants_unpacked(vmm: &TheirVmm) -> Result<bool> {
-    mentions(vmm, UNPACKED)
+pub(crate) fn wants_unpacked(request: &Request) -> Result<bool> {
+    mentions(request, UNPACKED)
 }
 
-fn mentions(vmm: &TheirVmm, placeholder: &str) -> Result<bool> {
-    let mut found = vmm.options.iter().any(|word| word.contains(placeholder));
-    for path in &vmm.files {
+fn mentions(request: &Request, placeholder: &str) -> Result<bool> {
+    let mut words = request.vmm_args.iter();
+    let mut found = words.any(|word| word.contains(placeholder));
+    for path in &request.vmm_files {
         found |= text(path)?.is_some_and(|text| text.contains(placeholder));
     }
     Ok(found)
 }
 
 /// Checks that the VMM's words name what the guest boots, and nothing that it lacks.
-pub(crate) fn check_options(vmm: &TheirVmm, request: &Request) -> Result<()> {
+pub(crate) fn check_options(request: &Request) -> Result<()> {
     let ways = "in a --vmm-arg, or in a --vmm-file";
-    if !mentions(vmm, KERNEL)? && !mentions(vmm, UNPACKED)? {
+    if !mentions(request, KERNEL)? && !mentions(request, UNPACKED)? {
         return usage(format!(
             "the VMM has no word that names the kernel: give it {KERNEL} (as Debian packs it, or as --kernel gives it) or \
              {UNPACKED} (an ELF file) {ways}"
@@ -176,14 +174,14 @@ pub(crate) fn check_options(vmm: &TheirVmm, request: &Request) -> Result<()> {
     }
     let has_command = request.command.is_some();
     for placeholder in [INITRD, COMMAND_LINE] {
-        if has_command && !mentions(vmm, placeholder)? {
+        if has_command && !mentions(request, placeholder)? {
             return usage(format!(
                 "the VMM has no word with {placeholder}, by which the guest comes to the command: give it {placeholder} {ways}"
             ));
         }
     }
     let has_initrd = has_command || request.initrd.is_some();
-    if !has_initrd && mentions(vmm, INITRD)? {
+    if !has_initrd && mentions(request, INITRD)? {
         return usage(format!(
             "{INITRD}: this kernel has none: give --initrd, or leave {INITRD} out"
         ));
@@ -196,19 +194,20 @@ mod tests {
     use super::*;
     use crate::spec::command::Command;
 
-    const TOLD: Values<'_> = Values {
-        command_line: "console=ttyS0 {kernel}",
-        vcpus: 2,
-        memory: 512,
-    };
+    const COMMAND_LINE: &str = "console=ttyS0 {kernel}";
 
-    fn vmm(file: &Path, options: &[&str]) -> TheirVmm {
-        TheirVmm {
-            file: file.to_owned(),
-            options: options.iter().map(|&word| word.to_owned()).collect(),
-            files: Vec::new(),
-            exec: None,
-        }
+    fn vmm(file: &Path, options: &[&str]) -> Request {
+        let mut request = Request {
+            vmm: Some(file.to_owned()),
+            vmm_args: options.iter().map(|&word| word.to_owned()).collect(),
+            ..Request::new(Arch::X86_64)
+        };
+        (request.machine.vcpus, request.machine.memory) = (2, 512);
+        request
+    }
+
+    fn find(vmm: &Request) -> Result<TheirProgram> {
+        TheirProgram::find(vmm, false, COMMAND_LINE)
     }
 
     fn command() -> Request {
@@ -228,13 +227,13 @@ mod tests {
             "{cmdline}",
             "{dir}/x",
         ];
-        let filled = options(&vmm(Path::new("x"), &words), TOLD);
+        let filled = options(&vmm(Path::new("x"), &words), COMMAND_LINE);
         let want = [
             "-k",
             "/guest/kernel",
             "--mem=512",
             "{\"a\":{}}",
-            TOLD.command_line,
+            COMMAND_LINE,
             "/vmm/x",
         ];
         assert_eq!(filled, want);
@@ -243,7 +242,11 @@ mod tests {
     #[test]
     fn a_guest_that_could_not_run_is_refused() {
         let check = |words: &[&str], request: &Request| {
-            check_options(&vmm(Path::new("x"), words), request).map_err(|error| error.to_string())
+            let request = Request {
+                vmm_args: words.iter().map(|&word| word.to_owned()).collect(),
+                ..request.clone()
+            };
+            check_options(&request).map_err(|error| error.to_string())
         };
         let bare = |initrd: Option<&str>| Request {
             kernel: Some("k".into()),
@@ -269,7 +272,7 @@ mod tests {
     fn what_is_no_program_for_the_host_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("vmm");
-        let said = |vmm: &TheirVmm| TheirProgram::find(vmm, TOLD).unwrap_err().to_string();
+        let said = |vmm: &Request| find(vmm).unwrap_err().to_string();
         assert!(said(&vmm(&file, &[])).contains("No such file"));
         assert!(said(&vmm(folder.path(), &[])).contains("not a file"));
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
@@ -304,12 +307,12 @@ mod tests {
         let (script, binary) = (folder.path().join("c.json"), folder.path().join("raw"));
         fs::write(&script, "{\"kernel\":\"{kernel}\"}").unwrap();
         fs::write(&binary, [0xff, b'{']).unwrap();
-        let vmm = TheirVmm {
-            files: vec![script, binary],
+        let vmm = Request {
+            vmm_files: vec![script, binary],
             ..vmm(&this, &[])
         };
         let mut archive = Archive::default();
-        let found = TheirProgram::find(&vmm, TOLD).unwrap();
+        let found = find(&vmm).unwrap();
         found.put(&mut archive, Arch::X86_64).unwrap();
         let list = format!("{archive:?}");
         for place in [

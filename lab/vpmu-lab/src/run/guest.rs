@@ -17,7 +17,7 @@ use crate::image::disk::BootDisk;
 use crate::image::job::{CONSOLE, Job, Notify, Output};
 use crate::image::module::Modules;
 use crate::image::seed;
-use crate::image::theirs;
+use crate::image::theirs::{self, TheirProgram};
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::Run;
 use crate::spec::command::Command;
@@ -53,8 +53,9 @@ pub fn check(spec: &Spec) -> Result<()> {
         BootDisk::check()?;
     }
     for guest in &spec.guests {
-        if let Way::Nested(Vmm::Theirs(vmm)) = &guest.way {
-            theirs::check_options(vmm, request)?;
+        if let Way::Nested(Vmm::Theirs(exec)) = &guest.way {
+            theirs::check_options(request)?;
+            TheirProgram::find(request, exec.is_some(), "")?;
         }
         backend::of(&request.machine, guest).check()?;
     }

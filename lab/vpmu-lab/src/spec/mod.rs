@@ -192,21 +192,8 @@ pub enum Vmm {
     Patched(OurVmm),
     /// This project's VMM.
     Ours(OurVmm),
-    /// The user's.
-    Theirs(TheirVmm),
-}
-
-/// A VMM that the user gives as a file of this machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TheirVmm {
-    /// The program.
-    pub file: PathBuf,
-    /// Its options, with placeholders for what the guest boots.
-    pub options: Vec<String>,
-    /// Files that it reads.
-    pub files: Vec<PathBuf>,
-    /// The PMU that `vpmu exec` gives its guests; `None`: the program runs by itself.
-    pub exec: Option<OurVmm>,
+    /// The user's, with the PMU that `vpmu exec` gives its guests; `None`: it runs by itself.
+    Theirs(Option<OurVmm>),
 }
 
 /// The configuration of this project's x86 VMM, or of the PMU that `vpmu exec` gives another.

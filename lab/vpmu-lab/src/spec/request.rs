@@ -274,8 +274,10 @@ impl Request {
                 profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
                 second: self.second.clone(),
             }),
-            (Arch::X86_64, Pmu::Vmm) => self.theirs(None),
-            (Arch::X86_64, Pmu::Exec) if self.vmm.is_some() => self.theirs(Some(vmm())),
+            (Arch::X86_64, Pmu::Vmm) => Way::Nested(Vmm::Theirs(None)),
+            (Arch::X86_64, Pmu::Exec) if self.vmm.is_some() => {
+                Way::Nested(Vmm::Theirs(Some(vmm())))
+            }
             (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec(vmm())),
             (Arch::X86_64, Pmu::Qemu) => Way::Nested(Vmm::Patched(vmm())),
             (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),

@@ -3,7 +3,7 @@
 use super::{Request, has_model};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Freeze, Lbr, Model, Pebs, Pmu};
-use crate::spec::{OurVmm, TheirVmm, Vmm, Way, disturbance};
+use crate::spec::disturbance;
 use crate::{Result, usage};
 
 /// The most memory that vpmu-vmm's memory map has, MiB.
@@ -95,15 +95,5 @@ impl Request {
             return usage("--vmm boots a kernel that it is given: leave --disk out");
         }
         Ok(())
-    }
-
-    /// Returns the way of a guest on the user's VMM, under `vpmu exec` or by itself.
-    pub(super) fn theirs(&self, exec: Option<OurVmm>) -> Way {
-        Way::Nested(Vmm::Theirs(TheirVmm {
-            file: self.vmm.clone().unwrap_or_default(),
-            options: self.vmm_args.clone(),
-            files: self.vmm_files.clone(),
-            exec,
-        }))
     }
 }
