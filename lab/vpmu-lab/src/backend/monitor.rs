@@ -27,7 +27,7 @@ pub(crate) const SECOND_CONSOLE: &str = "second";
 
 impl Monitor<'_> {
     /// Returns the monitor's words on the kernel command line. The monitor takes them out.
-    fn words(&self) -> String {
+    fn words(&self, second: Option<&SecondRequest>) -> String {
         let mut words = match self.pmu {
             Pmu::Direct => "vpmu.pmu=partitioned vpmu.interrupts=direct".to_owned(),
             pmu => format!("vpmu.pmu={pmu}"),
@@ -41,7 +41,6 @@ impl Monitor<'_> {
                 words += " vpmu.borrow";
             }
         }
-        let second = self.monitor.second.as_ref();
         if let Some(slice) = second.and_then(|second| second.slice) {
             words += &format!(" vpmu.slice={slice}");
         }
@@ -66,7 +65,8 @@ impl Backend for Monitor<'_> {
         let arch = self.machine.arch;
         let mut boot = parts.boot(arch, folder)?;
         let monitor = artifacts::find(arch, artifacts::MONITOR)?;
-        let second = self.monitor.second.as_ref().map(|second| {
+        let request = parts.request.second.as_ref();
+        let second = request.map(|second| {
             let boot = second_boot(second, parts, arch, folder)?;
             Ok((boot, second.memory()))
         });
@@ -74,7 +74,7 @@ impl Backend for Monitor<'_> {
         let file = boot_file::build(&monitor, &boot.kernel, second.as_ref())?;
         boot.kernel = folder.join("boot");
         fs::write(&boot.kernel, file).map_err(Error::file("write", &boot.kernel))?;
-        boot.append = format!("{} {}", self.words(), boot.append)
+        boot.append = format!("{} {}", self.words(request), boot.append)
             .trim()
             .to_owned();
         let mut launch = qemu::launch(self.machine, self.machine.memory, boot.options())?;
@@ -127,7 +127,6 @@ mod tests {
             let monitor = OurMonitor {
                 host_counters,
                 profile,
-                second: None,
             };
             let (machine, monitor) = (&machine, &monitor);
             Monitor {
@@ -135,7 +134,7 @@ mod tests {
                 pmu,
                 monitor,
             }
-            .words()
+            .words(None)
         };
         assert_eq!(words(Pmu::Emulated, None, None), "vpmu.pmu=emulated");
         assert_eq!(

@@ -20,7 +20,6 @@ use crate::image::seed;
 use crate::image::theirs::{self, TheirProgram};
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::Run;
-use crate::spec::command::Command;
 use crate::spec::design::Pmu;
 use crate::spec::{Guest, Request, Spec, Time, Vmm, Way};
 use crate::{Error, Failure, Result};
@@ -139,7 +138,7 @@ pub fn run(
     let run = figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript);
     let mut run = run.map_err(explain)?;
     let second = second
-        .map(|console| SecondOutcome::of(console, second_command(spec, guest)))
+        .map(|console| SecondOutcome::of(console, spec.request.second_command()))
         .transpose()?;
     if let Some(run) = &mut run {
         run.host_profile = host_profile.as_ref().map(HostProfile::folded);
@@ -262,21 +261,21 @@ fn parts<'a>(
         host_kernel: lab.host_kernel.as_ref(),
         disk: lab.disk.as_ref(),
         job,
-        second_job: second_job(spec, guest, phase, folder)?,
+        second_job: second_job(request, phase, folder)?,
         phase,
     })
 }
 
-/// Writes the job of the guest beside `guest` into `folder`, where there is one that runs a command.
-fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<Option<PathBuf>> {
-    let Some(command) = second_command(spec, guest) else {
+/// Writes the job of the guest beside the `first` into `folder`, where there is one that runs a command.
+fn second_job(first: &Request, phase: u32, folder: &Path) -> Result<Option<PathBuf>> {
+    let Some(command) = first.second_command() else {
         return Ok(None);
     };
     let job = Job {
         command,
         request: &Request {
-            add: spec.request.add.clone(),
-            ..Request::new(spec.request.machine.arch)
+            add: first.add.clone(),
+            ..Request::new(first.machine.arch)
         },
         modules: &[],
         extras: None,
@@ -289,10 +288,6 @@ fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<O
     let path = folder.join("second-job.cpio");
     job.archive()?.write_file(&path)?;
     Ok(Some(path))
-}
-
-fn second_command<'a>(spec: &'a Spec, guest: &'a Guest) -> Option<&'a Command> {
-    guest.way.second()?.command(&spec.request)
 }
 
 /// Returns the names of the kernel's functions and of the workload's, which runs at fixed addresses.

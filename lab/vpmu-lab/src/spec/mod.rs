@@ -103,22 +103,6 @@ pub enum Way {
     Direct(OurVmm),
 }
 
-impl Way {
-    /// Tells whether something beside the guest's own payload is of Debian packages.
-    fn needs_images(&self) -> bool {
-        let runs_linux = |second: &SecondRequest| second.payload == SecondPayload::Linux;
-        matches!(self, Self::Nested(_)) || self.second().is_some_and(runs_linux)
-    }
-
-    /// Returns the guest beside the one that is measured.
-    pub fn second(&self) -> Option<&SecondRequest> {
-        match self {
-            Self::Monitor(monitor) => monitor.second.as_ref(),
-            Self::Native | Self::Nested(_) | Self::Direct(_) => None,
-        }
-    }
-}
-
 /// The configuration of this project's monitor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OurMonitor {
@@ -126,8 +110,6 @@ pub struct OurMonitor {
     pub host_counters: Option<u32>,
     /// The profile that the monitor takes of its guest.
     pub profile: Option<ProfileRequest>,
-    /// A second guest, which shares the first processor.
-    pub second: Option<SecondRequest>,
 }
 
 /// A guest beside the one that is measured, on the same processor.
@@ -169,13 +151,6 @@ impl SecondRequest {
     pub fn memory(&self) -> Option<u32> {
         let is_linux = self.payload == SecondPayload::Linux;
         self.memory.or(is_linux.then_some(SECOND_LINUX_MEMORY))
-    }
-
-    /// Returns the command that the guest runs beside a `first` guest, if it runs one.
-    pub fn command<'a>(&'a self, first: &'a Request) -> Option<&'a Command> {
-        let is_linux = self.payload == SecondPayload::Linux;
-        let command = self.command.as_ref().or(first.command.as_ref());
-        command.filter(|_| is_linux)
     }
 }
 
@@ -241,9 +216,11 @@ impl Spec {
 
     /// Tells whether Debian packages are needed.
     pub fn needs_images(&self) -> bool {
+        let runs_linux = |second: &SecondRequest| second.payload == SecondPayload::Linux;
         self.request.command.is_some()
             || self.request.disk.is_some()
-            || (self.guests.iter()).any(|guest| guest.way.needs_images())
+            || self.request.second.as_ref().is_some_and(runs_linux)
+            || (self.guests.iter()).any(|guest| matches!(guest.way, Way::Nested(_)))
     }
 
     /// Tells whether a guest has a Linux module of this project. All guests then have the kernel

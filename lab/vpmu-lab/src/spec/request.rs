@@ -272,7 +272,6 @@ impl Request {
                 host_counters: (has_partition(pmu) || self.is_profiled(pmu))
                     .then_some(self.host_counters),
                 profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
-                second: self.second.clone(),
             }),
             (Arch::X86_64, Pmu::Vmm) => Way::Nested(Vmm::Theirs(None)),
             (Arch::X86_64, Pmu::Exec) if self.vmm.is_some() => {

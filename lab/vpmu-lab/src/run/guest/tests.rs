@@ -1,5 +1,6 @@
 use super::*;
 use crate::spec::arch::Arch;
+use crate::spec::command::Command;
 use vpmu_measure::Host;
 
 fn request() -> Request {

@@ -1,10 +1,11 @@
-//! The check of what is said of a second guest.
+//! What is said of a second guest: its check, and what follows from it.
 
 use std::path::PathBuf;
 
 use super::{LEAST_MEMORY, Request};
 use crate::spec::SecondPayload;
 use crate::spec::arch::Arch;
+use crate::spec::command::Command;
 use crate::spec::design::{Design, Pmu};
 use crate::{Result, usage};
 
@@ -48,6 +49,14 @@ impl Request {
         Ok(())
     }
 
+    /// Returns the command that a second guest runs, if there is one and it runs one.
+    pub fn second_command(&self) -> Option<&Command> {
+        let second = self.second.as_ref()?;
+        let is_linux = second.payload == SecondPayload::Linux;
+        let command = second.command.as_ref().or(self.command.as_ref());
+        command.filter(|_| is_linux)
+    }
+
     /// Returns the files of the second guest that the user names.
     pub(super) fn second_files(&self) -> impl Iterator<Item = &PathBuf> {
         let payload = self.second.as_ref().map(|second| &second.payload);
@@ -62,7 +71,6 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::command::Command;
     use crate::spec::{SecondRequest, Spec};
 
     fn check(change: impl FnOnce(&mut Request, &mut SecondRequest)) -> Result<Spec> {
@@ -83,8 +91,7 @@ mod tests {
     }
 
     fn line(spec: &Spec) -> Option<String> {
-        let command = spec.guests[0].way.second()?.command(&spec.request)?;
-        Some(command.as_line().to_owned())
+        Some(spec.request.second_command()?.as_line().to_owned())
     }
 
     #[test]

@@ -160,7 +160,6 @@ fn each_design_has_its_way() {
         Way::Monitor(OurMonitor {
             host_counters,
             profile: None,
-            second: None,
         })
     };
     assert_eq!(
