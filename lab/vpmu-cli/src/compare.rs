@@ -36,7 +36,7 @@ pub(crate) fn compare(
     guest.check_outputs()?;
     let session = Session::new(cancel, Progress::stderr())?;
     let lab = Lab::prepare(&spec, &session)?;
-    let comparison = run::compare::compare(&lab, &spec)?;
+    let comparison = run::compare::compare(&lab)?;
     let runs: Vec<Run> = comparison.rows.iter().map(|row| row.run.clone()).collect();
     // A full disk takes no figures away, and a closed pipe no files.
     let shown = show(&comparison);

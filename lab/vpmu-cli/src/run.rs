@@ -42,7 +42,7 @@ pub(crate) fn run(
             output: Output::Stream,
             to: Box::new(Printing(Arc::clone(&printed))),
         };
-        let outcome = run::run(&lab, &spec, guest_spec, phase, sink, &mut |stage| {
+        let outcome = run::run(&lab, guest_spec, phase, sink, &mut |stage| {
             // The bar makes way for the command's output, or a bare kernel's.
             if stage != Stage::Boot || !has_command {
                 task.done();
@@ -51,7 +51,7 @@ pub(crate) fn run(
         match outcome {
             // What has been printed would be printed twice.
             Err(error) if !printed.load(Ordering::Relaxed) => {
-                let why = run::once_more(&lab, &spec, guest_spec, phase, error)?;
+                let why = run::once_more(&lab, guest_spec, phase, error)?;
                 eprintln!("vpmu: {why}");
             }
             outcome => break outcome?,

@@ -187,7 +187,7 @@ impl Context<'_> {
         let spec = request.check(designs)?;
         run::check(&spec)?;
         let lab = Lab::prepare(&spec, self.session)?;
-        let comparison = compare(&lab, &spec)?;
+        let comparison = compare(&lab)?;
         if let Some((_, error)) = comparison.failures.into_iter().next() {
             return Err(error);
         }

@@ -123,7 +123,7 @@ fn measure(
         output: Output::Stream,
         to: Box::new(first.clone()),
     };
-    let outcome = run::run(&lab, &spec, &spec.guests[0], 0, sink, &mut |_| {})?;
+    let outcome = run::run(&lab, &spec.guests[0], 0, sink, &mut |_| {})?;
     task.done();
     let passed = |console: &[u8]| String::from_utf8_lossy(console).contains(" 1 passed, 0 failed");
     let failed = |how: String, console: &[u8]| {

@@ -12,7 +12,7 @@ use crate::host::progress::Task;
 use crate::image::job::Output;
 use crate::report::result::Row;
 use crate::spec::design::{Design, Pmu};
-use crate::spec::{Guest, Spec, Time};
+use crate::spec::{Guest, Time};
 use crate::{Error, Failure, Result};
 
 /// The results of all designs.
@@ -24,29 +24,30 @@ pub struct Comparison {
     pub failures: Vec<(Design, Error)>,
 }
 
-/// Runs the guests of `spec`: as many at once as there are processors where
+/// Runs the guests of the lab's spec: as many at once as there are processors where
 /// instructions are counted, one at a time in real time.
 ///
 /// # Errors
 ///
 /// Only when interrupted. A design that fails leaves the others alone.
-pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
-    let in_real_time = spec.guests.iter().any(|guest| guest.time == Time::Real);
+pub fn compare(lab: &Lab<'_>) -> Result<Comparison> {
+    let guests = &lab.spec.guests;
+    let in_real_time = guests.iter().any(|guest| guest.time == Time::Real);
     let at_once = if in_real_time {
         1
     } else {
         parallel::processors()
     };
-    let mut finished = parallel::map(&starting_order(&spec.guests), at_once, |guest| {
+    let mut finished = parallel::map(&starting_order(guests), at_once, |guest| {
         let task = lab.session.progress.task(&guest.design.to_string());
-        let row = run_tries(lab, spec, guest, &task);
+        let row = run_tries(lab, guest, &task);
         if let Ok(row) = &row {
             task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
         }
         (guest.design, row)
     });
     lab.session.cancel.check()?;
-    let place = |design| spec.guests.iter().position(|guest| guest.design == design);
+    let place = |design| guests.iter().position(|guest| guest.design == design);
     finished.sort_by_key(|(design, _)| place(*design));
     let results = finished.into_iter();
     let (rows, failures) = results.partition_map(|(design, row)| match row {
@@ -56,11 +57,11 @@ pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
     Ok(Comparison { rows, failures })
 }
 
-fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<Row> {
+fn run_tries(lab: &Lab<'_>, guest: &Guest, task: &Task) -> Result<Row> {
     let mut phase = 0;
     loop {
-        match run_one(lab, spec, guest, phase, task) {
-            Err(error) => task.say(once_more(lab, spec, guest, phase, error)?),
+        match run_one(lab, guest, phase, task) {
+            Err(error) => task.say(once_more(lab, guest, phase, error)?),
             row => return row,
         }
         phase += 1;
@@ -68,14 +69,14 @@ fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<R
 }
 
 /// Runs one guest and captures its output.
-fn run_one(lab: &Lab<'_>, spec: &Spec, guest: &Guest, phase: u32, task: &Task) -> Result<Row> {
+fn run_one(lab: &Lab<'_>, guest: &Guest, phase: u32, task: &Task) -> Result<Row> {
     lab.session.cancel.check()?;
     let output = Captured::default();
     let sink = Sink {
         output: Output::Buffer,
         to: Box::new(output.clone()),
     };
-    let outcome = super::run(lab, spec, guest, phase, sink, &mut |stage| {
+    let outcome = super::run(lab, guest, phase, sink, &mut |stage| {
         task.say(match stage {
             Stage::Boot => "booting",
             Stage::Command => "running the command",

@@ -61,7 +61,7 @@ pub fn check(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Boots `guest` of `spec`, runs the command, and returns the figures. Each
+/// Boots `guest` of the lab's spec, runs the command, and returns the figures. Each
 /// `phase` is another moment of the kernel's ticks at which the command begins.
 ///
 /// # Errors
@@ -69,26 +69,19 @@ pub fn check(spec: &Spec) -> Result<()> {
 /// When the lab or the guest fails. A command that fails is no error.
 pub fn run(
     lab: &Lab<'_>,
-    spec: &Spec,
     guest: &Guest,
     phase: u32,
     sink: Sink,
     stage: &mut dyn FnMut(Stage),
 ) -> Result<Outcome> {
+    let spec = lab.spec;
     let backend = backend::of(&spec.request.machine, guest);
-    let folder = lab.session.cache.run_dir()?;
-    let parts = parts(
-        lab,
-        spec,
-        guest,
-        backend.notify(),
-        phase,
-        sink.output,
-        folder.path(),
-    )?;
-    let mut launch = backend.construct(&parts, folder.path())?;
+    let run_dir = lab.session.cache.run_dir()?;
+    let folder = run_dir.path();
+    let parts = parts(lab, guest, backend.notify(), phase, sink.output, folder)?;
+    let mut launch = backend.construct(&parts, folder)?;
     let loses = backend.loses_interrupts();
-    let clock = Clock::in_folder(folder.path()).filter(|_| loses);
+    let clock = Clock::in_folder(folder).filter(|_| loses);
     if let Some(clock) = &clock {
         launch.add(clock.arguments());
     }
@@ -131,7 +124,7 @@ pub fn run(
     let transcript = ran.map_err(explain)?;
     let records = serde_json::to_vec_pretty(&transcript.records);
     kept.write("records.json", records.expect("records are plain data"))?;
-    let second = fs::read(folder.path().join(SECOND_CONSOLE)).ok();
+    let second = fs::read(folder.join(SECOND_CONSOLE)).ok();
     (second.iter()).try_for_each(|console| kept.write("second.log", console))?;
     let host_profile = HostProfile::of(&transcript.records, || symbols(spec, &parts));
     (host_profile.iter()).try_for_each(|profile| kept.host_profile(profile))?;
@@ -168,18 +161,12 @@ fn is_mended(qemu: Option<&Version>) -> bool {
 /// # Errors
 ///
 /// Returns `error` where QEMU is not known to be the cause, or after `TRIES` attempts.
-pub fn once_more(
-    lab: &Lab<'_>,
-    spec: &Spec,
-    guest: &Guest,
-    phase: u32,
-    error: Error,
-) -> Result<&'static str> {
+pub fn once_more(lab: &Lab<'_>, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
     let tries = match is_mended(lab.qemu.as_ref()) {
         true => 1,
         false => TRIES,
     };
-    again(tries, spec, guest, phase, error)
+    again(tries, lab.spec, guest, phase, error)
 }
 
 /// Decides about [`once_more`], with at most this number of attempts.
@@ -207,7 +194,6 @@ fn again(tries: u32, spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Re
 /// Returns the guest's parts, with its job written into `folder`.
 fn parts<'a>(
     lab: &'a Lab<'_>,
-    spec: &'a Spec,
     guest: &Guest,
     notify: Notify,
     phase: u32,
@@ -219,7 +205,7 @@ fn parts<'a>(
         .as_ref()
         .filter(|_| guest.design.pmu == Pmu::Paravirt)
         .map(Modules::pmu);
-    let request = &spec.request;
+    let request = &lab.spec.request;
     let job = match &request.command {
         None => None,
         Some(command) => {

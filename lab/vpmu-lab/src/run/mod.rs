@@ -38,6 +38,8 @@ const MODULES_KERNEL: Kernel = Kernel::Backports;
 /// The resources that runs of guests share.
 #[derive(Debug)]
 pub struct Lab<'a> {
+    /// What to run.
+    pub(crate) spec: &'a Spec,
     /// The version of the QEMU that runs the guests; `None` when this machine's own KVM runs them.
     pub(crate) qemu: Option<Version>,
     /// What everything works with.
@@ -60,7 +62,7 @@ impl<'a> Lab<'a> {
     /// # Errors
     ///
     /// When packages cannot be downloaded or lack something, or QEMU is missing.
-    pub fn prepare(spec: &Spec, session: &'a Session<'a>) -> Result<Self> {
+    pub fn prepare(spec: &'a Spec, session: &'a Session<'a>) -> Result<Self> {
         let images = spec
             .needs_images()
             .then(|| Images::prepare(spec.request.machine.arch, session))
@@ -78,6 +80,7 @@ impl<'a> Lab<'a> {
             .transpose()?;
         let extras = Extras::prepare(&spec.request, &kernel_of(spec), session)?;
         Ok(Self {
+            spec,
             qemu: spec.qemu()?,
             session,
             images,
