@@ -11,7 +11,7 @@ use crate::two_vcpus;
 use serde_json::Value;
 use vpmu_lab::image::module::{Kernel, Modules};
 
-const TRANSACTIONS: u64 = 400;
+const TRANSACTIONS: u64 = 200;
 
 /// The part that all scripts share. Each line that it prints begins with a word for its kind.
 const COMMON: &str = r#"exec 2>&1
