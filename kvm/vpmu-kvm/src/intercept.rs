@@ -111,7 +111,8 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<()
         true => KVM_MSR_FILTER_DEFAULT_DENY,
         false => KVM_MSR_FILTER_DEFAULT_ALLOW,
     };
-    sys::set_msr_filter(vm, &filter)
+    // Reads the bitmaps, too, which are kept while this runs.
+    sys::X86_SET_MSR_FILTER.set(vm, &filter)
 }
 
 /// Sets the range's fields, and leaves its padding zero: the kernel reads that, too.

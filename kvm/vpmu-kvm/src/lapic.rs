@@ -16,7 +16,7 @@ pub(crate) struct Lapic(kvm_lapic_state);
 impl Lapic {
     /// Reads the registers of a vCPU that does not run.
     pub(crate) fn of(vcpu: &impl AsRawFd) -> Result<Self, Error> {
-        sys::lapic(vcpu).map(Self)
+        sys::GET_LAPIC.get(vcpu).map(Self)
     }
 
     fn register(&self, offset: usize) -> u32 {

@@ -44,7 +44,7 @@ impl Kvm {
         sys::check_vm(vm)?;
         let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
         // Descriptors of other kinds do not have this call.
-        sys::lapic(&vcpu).map_err(|error| match error {
+        sys::GET_LAPIC.get(&vcpu).map_err(|error| match error {
             Error::Kvm(_, errno) => Error::NoLapic(errno),
             error => error,
         })?;
@@ -59,7 +59,9 @@ impl Kvm {
     /// Returns the general registers: those that came with the exit, or else KVM's answer.
     #[cfg(feature = "lbr")]
     pub(crate) fn regs(&self) -> Result<kvm_regs, Error> {
-        self.run.regs().map_or_else(|| sys::regs(&self.vcpu), Ok)
+        self.run
+            .regs()
+            .map_or_else(|| sys::GET_REGS.get(&self.vcpu), Ok)
     }
 }
 

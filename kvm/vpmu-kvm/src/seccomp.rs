@@ -37,7 +37,7 @@ const fn argument(index: u8, value: u32) -> Argument {
 }
 
 macro_rules! call {
-    ($number:ident, $why:literal $(, $argument:expr)*) => {
+    ($number:ident, $why:expr $(, $argument:expr)*) => {
         Syscall {
             name: stringify!($number).split_at("SYS_".len()).1,
             number: libc::$number,
@@ -47,9 +47,23 @@ macro_rules! call {
     };
 }
 
-macro_rules! ioctl {
-    ($request:expr, $why:literal) => {
-        call!(SYS_ioctl, $why, argument(1, $request as u32))
+macro_rules! kvm {
+    ($request:ident, $why:literal) => {
+        call!(
+            SYS_ioctl,
+            concat!("KVM_", stringify!($request), ": ", $why),
+            argument(1, sys::$request.number as u32)
+        )
+    };
+}
+
+macro_rules! perf {
+    ($request:ident, $why:literal) => {
+        call!(
+            SYS_ioctl,
+            concat!("PERF_EVENT_IOC_", stringify!($request), ": ", $why),
+            argument(1, perf::$request as u32)
+        )
     };
 }
 
@@ -62,9 +76,14 @@ macro_rules! fcntl {
 // Behind the macros that it uses.
 mod setup;
 
-const PERF_ENABLE: u32 = 0x2400;
-const PERF_DISABLE: u32 = 0x2401;
-const PERF_PERIOD: u32 = 0x4008_2404;
+/// perf's requests.
+mod perf {
+    const TYPE: u32 = b'$' as u32;
+    pub(super) const ENABLE: libc::Ioctl = libc::_IO(TYPE, 0);
+    pub(super) const DISABLE: libc::Ioctl = libc::_IO(TYPE, 1);
+    pub(super) const PERIOD: libc::Ioctl = libc::_IOW::<u64>(TYPE, 4);
+}
+
 const F_SETSIG: u32 = 10;
 const F_SETOWN_EX: u32 = 15;
 
@@ -92,15 +111,9 @@ pub const SYSCALLS: &[Syscall] = &[
         argument(1, libc::F_SETFL as u32),
         argument(2, (libc::O_ASYNC | libc::O_NONBLOCK) as u32)
     ),
-    ioctl!(PERF_ENABLE, "PERF_EVENT_IOC_ENABLE: a counter counts"),
-    ioctl!(
-        PERF_DISABLE,
-        "PERF_EVENT_IOC_DISABLE: a counter stands still"
-    ),
-    ioctl!(
-        PERF_PERIOD,
-        "PERF_EVENT_IOC_PERIOD: events to the next overflow"
-    ),
+    perf!(ENABLE, "a counter counts"),
+    perf!(DISABLE, "a counter stands still"),
+    perf!(PERIOD, "events to the next overflow"),
     call!(
         SYS_mmap,
         "a clock's group, whose page has the time; samples: with Pebs::Buffer or Auto, and where a clock counts one ring"
@@ -119,65 +132,53 @@ pub const SYSCALLS: &[Syscall] = &[
         "the thread's first run: the overflows' signal is unblocked",
         argument(0, libc::SIG_UNBLOCK as u32)
     ),
-    ioctl!(
-        sys::GET_TSC_KHZ,
-        "KVM_GET_TSC_KHZ: the thread's first run, and each slice"
-    ),
+    kvm!(GET_TSC_KHZ, "the thread's first run, and each slice"),
     // Asked once and kept: the signal's handler sends a kick to this thread without asking.
     call!(SYS_getpid, "the thread's first run"),
     call!(SYS_gettid, "the thread's first run"),
-    ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: LVTPC is read for a PMI"),
-    ioctl!(sys::NMI, "KVM_NMI: a PMI is delivered"),
-    ioctl!(
-        sys::SIGNAL_MSI,
-        "KVM_SIGNAL_MSI: a PMI is delivered as a vector"
+    kvm!(GET_LAPIC, "LVTPC is read for a PMI"),
+    kvm!(NMI, "a PMI is delivered"),
+    kvm!(SIGNAL_MSI, "a PMI is delivered as a vector"),
+    kvm!(
+        GET_REGS,
+        "an RDPMC faults, or a counter of one ring overflows"
     ),
-    ioctl!(
-        sys::GET_REGS,
-        "KVM_GET_REGS: an RDPMC faults, or a counter of one ring overflows"
+    kvm!(
+        GET_SREGS,
+        "a PEBS record, or a counter of one ring overflows"
     ),
-    ioctl!(
-        sys::GET_SREGS,
-        "KVM_GET_SREGS: a PEBS record, or a counter of one ring overflows"
+    kvm!(GET_MSRS, "a PEBS record"),
+    kvm!(
+        GET_DEVICE_ATTR,
+        "with Pebs::Buffer or Auto, the time of a PEBS record"
     ),
-    ioctl!(sys::GET_MSRS, "KVM_GET_MSRS: a PEBS record"),
-    ioctl!(
-        sys::GET_DEVICE_ATTR,
-        "KVM_GET_DEVICE_ATTR: with Pebs::Buffer or Auto, the time of a PEBS record"
+    kvm!(
+        GET_XSAVE,
+        "a PEBS record with XMM registers; with Options::lbr, user space has protection keys"
     ),
-    ioctl!(
-        sys::GET_XSAVE,
-        "KVM_GET_XSAVE: a PEBS record with XMM registers; with Options::lbr, user space has protection keys"
-    ),
-    ioctl!(sys::SET_REGS, "KVM_SET_REGS: an RDPMC faults"),
-    ioctl!(
-        sys::GET_MP_STATE,
-        "KVM_GET_MP_STATE: with Options::lbr, a PMI waits for branches"
-    ),
-    ioctl!(sys::GET_VCPU_EVENTS, "KVM_GET_VCPU_EVENTS: an RDPMC faults"),
-    ioctl!(sys::SET_VCPU_EVENTS, "KVM_SET_VCPU_EVENTS: an RDPMC faults"),
+    kvm!(SET_REGS, "an RDPMC faults"),
+    kvm!(GET_MP_STATE, "with Options::lbr, a PMI waits for branches"),
+    kvm!(GET_VCPU_EVENTS, "an RDPMC faults"),
+    kvm!(SET_VCPU_EVENTS, "an RDPMC faults"),
     call!(SYS_timerfd_settime, "with a lazy deadline only"),
     call!(
         SYS_timerfd_gettime,
         "with a lazy deadline only: the thread that waits for it"
     ),
-    ioctl!(
-        sys::GET_CPUID2,
-        "KVM_GET_CPUID2: with Vcpu::set_rdpmc, an MSR that might be of Hyper-V's; with Options::lbr, as above"
+    kvm!(
+        GET_CPUID2,
+        "with Vcpu::set_rdpmc, an MSR that might be of Hyper-V's; with Options::lbr, as above"
     ),
-    ioctl!(
-        sys::GET_DEBUGREGS,
-        "KVM_GET_DEBUGREGS: with Vcpu::set_rdpmc, a single step over an RDPMC"
+    kvm!(
+        GET_DEBUGREGS,
+        "with Vcpu::set_rdpmc, a single step over an RDPMC"
     ),
-    ioctl!(
-        sys::SET_DEBUGREGS,
-        "KVM_SET_DEBUGREGS: with Vcpu::set_rdpmc, a single step over an RDPMC"
+    kvm!(
+        SET_DEBUGREGS,
+        "with Vcpu::set_rdpmc, a single step over an RDPMC"
     ),
     #[cfg(feature = "lbr")]
-    ioctl!(
-        sys::debug::SET_GUEST_DEBUG,
-        "KVM_SET_GUEST_DEBUG: with Options::lbr, a guest is followed"
-    ),
+    kvm!(SET_GUEST_DEBUG, "with Options::lbr, a guest is followed"),
     #[cfg(feature = "lbr")]
     call!(SYS_timer_create, "with Options::lbr only"),
     #[cfg(feature = "lbr")]

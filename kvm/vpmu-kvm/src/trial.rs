@@ -75,7 +75,7 @@ impl TinyGuest {
             // SAFETY: KVM has just made this descriptor, and nobody else knows it.
             unsafe { OwnedFd::from_raw_fd(fd.cast_signed()) }
         };
-        let vm = owned(sys::no_memory(&kvm, "KVM_CREATE_VM", sys::CREATE_VM, 0)?);
+        let vm = owned(sys::CREATE_VM.call(&kvm, 0)?);
         let (mut page, code) = (Box::new(Page([0; 4096])), code(rounds));
         page.0[..code.len()].copy_from_slice(&code);
         let region = kvm_userspace_memory_region {
@@ -84,23 +84,18 @@ impl TinyGuest {
             userspace_addr: page.0.as_mut_ptr().expose_provenance() as u64,
             ..Default::default()
         };
-        sys::set(
-            &vm,
-            "KVM_SET_USER_MEMORY_REGION",
-            sys::SET_USER_MEMORY_REGION,
-            &region,
-        )?;
-        let vcpu = owned(sys::no_memory(&vm, "KVM_CREATE_VCPU", sys::CREATE_VCPU, 0)?);
-        let mut sregs = sys::sregs(&vcpu)?;
+        sys::SET_USER_MEMORY_REGION.set(&vm, &region)?;
+        let vcpu = owned(sys::CREATE_VCPU.call(&vm, 0)?);
+        let mut sregs = sys::GET_SREGS.get(&vcpu)?;
         // Real mode, so that the guest needs no tables.
         (sregs.cs.base, sregs.cs.selector) = (0, 0);
-        sys::set(&vcpu, "KVM_SET_SREGS", sys::SET_SREGS, &sregs)?;
+        sys::SET_SREGS.set(&vcpu, &sregs)?;
         let regs = kvm_regs {
             rip: AT,
             rflags: 2,
             ..Default::default()
         };
-        sys::set_regs(&vcpu, &regs)?;
+        sys::SET_REGS.set(&vcpu, &regs)?;
         Ok(Self {
             run: RunPage::map(&vcpu)?,
             vcpu,
@@ -112,7 +107,7 @@ impl TinyGuest {
     /// Runs the guest to its end.
     fn run(&self) -> Result<(), Error> {
         loop {
-            match sys::no_memory(&self.vcpu, "KVM_RUN", sys::RUN, 0) {
+            match sys::RUN.call(&self.vcpu, 0) {
                 // A signal of the VMM's.
                 Err(Error::Kvm(_, libc::EINTR)) => {}
                 done => {

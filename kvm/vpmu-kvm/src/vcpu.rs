@@ -433,7 +433,7 @@ impl Completer {
             let lvtpc = lapic.as_ref().map_or(lapic::NMI, Lapic::lvtpc);
             match (pmu.take_pmi(lvtpc), lapic) {
                 // KVM_NMI asks no local APIC, so that it also reaches a vCPU whose APIC is disabled.
-                (Some(Pmi::Nmi), _) => sys::nmi(&self.kvm.vcpu)?,
+                (Some(Pmi::Nmi), _) => sys::NMI.call(&self.kvm.vcpu, 0).map(drop)?,
                 (Some(Pmi::Vector(vector)), Some(lapic)) => {
                     lapic::signal(&self.kvm.vm, lapic.id(), vector)?;
                 }
@@ -555,7 +555,7 @@ impl Completer {
         let (rcx, rip) = self.kvm.run.rcx_and_rip();
         // Processes have the lower half. The question would take a system call for each RDPMC of a kernel.
         let is_upper = rip >> 63 != 0;
-        if !is_upper && sys::sregs(&self.kvm.vcpu)?.ss.dpl != 0 {
+        if !is_upper && sys::GET_SREGS.get(&self.kvm.vcpu)?.ss.dpl != 0 {
             return Ok(false);
         }
         // RDPMC takes ECX, whatever the high half of RCX holds (SDM vol. 2B).
@@ -583,14 +583,14 @@ impl Completer {
         }
         self.fault = None;
         unset(&*self.kvm.run);
-        let mut regs = sys::regs(&self.kvm.vcpu)?;
+        let mut regs = sys::GET_REGS.get(&self.kvm.vcpu)?;
         // Where KVM's emulator has decoded the port write, RIP was behind the instruction at the exit already, and has not
         // moved since; else KVM has stepped over it in the KVM_RUN that has just returned.
         regs.rip = match regs.rip == at {
             true => at.wrapping_sub(RDPMC_LENGTH),
             false => at,
         };
-        sys::set_regs(&self.kvm.vcpu, &regs)?;
+        sys::SET_REGS.set(&self.kvm.vcpu, &regs)?;
         sys::inject(&self.kvm.vcpu, GP, Some(0))
     }
 }

@@ -1,54 +1,39 @@
 //! KVM's requests, as far as this library reads them.
 
-use std::ffi::c_ulong;
-
 use kvm_bindings::{
     kvm_cpuid2, kvm_enable_cap, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_signal_mask, kvm_sregs,
     kvm_sregs2, kvm_userspace_memory_region, kvm_userspace_memory_region2,
 };
+use libc::{_IO, _IOW, _IOWR, Ioctl};
 
-const KVMIO: c_ulong = 0xae;
+const KVMIO: u32 = 0xae;
 
-pub(crate) const CREATE_VM: c_ulong = none(0x01);
-pub(crate) const GET_SUPPORTED_CPUID: c_ulong = both::<kvm_cpuid2>(0x05);
-pub(crate) const CREATE_VCPU: c_ulong = none(0x41);
-pub(crate) const SET_USER_MEMORY_REGION: c_ulong = write::<kvm_userspace_memory_region>(0x46);
-pub(crate) const SET_USER_MEMORY_REGION2: c_ulong = write::<kvm_userspace_memory_region2>(0x49);
-pub(crate) const RUN: c_ulong = none(0x80);
-pub(crate) const SET_REGS: c_ulong = write::<kvm_regs>(0x82);
-pub(crate) const SET_SREGS: c_ulong = write::<kvm_sregs>(0x84);
-pub(crate) const GET_MSRS: c_ulong = both::<kvm_msrs>(0x88);
-pub(crate) const SET_MSRS: c_ulong = write::<kvm_msrs>(0x89);
-pub(crate) const SET_SIGNAL_MASK: c_ulong = write::<kvm_signal_mask>(0x8b);
-pub(crate) const SET_CPUID2: c_ulong = write::<kvm_cpuid2>(0x90);
-pub(crate) const GET_TSC_KHZ: c_ulong = none(0xa3);
-pub(crate) const ENABLE_CAP: c_ulong = write::<kvm_enable_cap>(0xa3);
-pub(crate) const SET_MSR_FILTER: c_ulong = write::<kvm_msr_filter>(0xc6);
-pub(crate) const SET_SREGS2: c_ulong = write::<kvm_sregs2>(0xcd);
+pub(crate) const CREATE_VM: Ioctl = _IO(KVMIO, 0x01);
+pub(crate) const GET_SUPPORTED_CPUID: Ioctl = _IOWR::<kvm_cpuid2>(KVMIO, 0x05);
+pub(crate) const CREATE_VCPU: Ioctl = _IO(KVMIO, 0x41);
+pub(crate) const SET_USER_MEMORY_REGION: Ioctl = _IOW::<kvm_userspace_memory_region>(KVMIO, 0x46);
+pub(crate) const SET_USER_MEMORY_REGION2: Ioctl = _IOW::<kvm_userspace_memory_region2>(KVMIO, 0x49);
+pub(crate) const RUN: Ioctl = _IO(KVMIO, 0x80);
+pub(crate) const SET_REGS: Ioctl = _IOW::<kvm_regs>(KVMIO, 0x82);
+pub(crate) const SET_SREGS: Ioctl = _IOW::<kvm_sregs>(KVMIO, 0x84);
+pub(crate) const GET_MSRS: Ioctl = _IOWR::<kvm_msrs>(KVMIO, 0x88);
+pub(crate) const SET_MSRS: Ioctl = _IOW::<kvm_msrs>(KVMIO, 0x89);
+pub(crate) const SET_SIGNAL_MASK: Ioctl = _IOW::<kvm_signal_mask>(KVMIO, 0x8b);
+pub(crate) const SET_CPUID2: Ioctl = _IOW::<kvm_cpuid2>(KVMIO, 0x90);
+pub(crate) const GET_TSC_KHZ: Ioctl = _IO(KVMIO, 0xa3);
+pub(crate) const ENABLE_CAP: Ioctl = _IOW::<kvm_enable_cap>(KVMIO, 0xa3);
+pub(crate) const SET_MSR_FILTER: Ioctl = _IOW::<kvm_msr_filter>(KVMIO, 0xc6);
+pub(crate) const SET_SREGS2: Ioctl = _IOW::<kvm_sregs2>(KVMIO, 0xcd);
 
 /// Returns what the kernel reads of a request: 32 bits.
-pub(crate) fn read(request: c_ulong) -> c_ulong {
+pub(crate) fn read(request: Ioctl) -> Ioctl {
     // QEMU before 9.2 passes an `int`, whose sign fills the upper half.
     request & 0xffff_ffff
 }
 
 /// Returns whether a request is one of KVM's kind.
-pub(crate) fn is_kvms(request: c_ulong) -> bool {
-    request >> 8 & 0xff == KVMIO
-}
-
-const fn none(number: c_ulong) -> c_ulong {
-    KVMIO << 8 | number
-}
-
-/// Returns a request in which the kernel reads a `T`.
-const fn write<T>(number: c_ulong) -> c_ulong {
-    1 << 30 | (size_of::<T>() as c_ulong) << 16 | none(number)
-}
-
-/// Returns a request in which the kernel reads and writes a `T`.
-const fn both<T>(number: c_ulong) -> c_ulong {
-    3 << 30 | (size_of::<T>() as c_ulong) << 16 | none(number)
+pub(crate) fn is_kvms(request: Ioctl) -> bool {
+    request >> 8 & 0xff == Ioctl::from(KVMIO)
 }
 
 #[cfg(test)]

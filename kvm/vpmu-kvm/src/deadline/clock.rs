@@ -92,7 +92,6 @@ fn unscaled_khz(khz: u32, scaled: u64, host: RangeInclusive<u64>) -> u32 {
 }
 
 /// Returns the offset, or `None` before Linux 5.16.
-#[expect(unsafe_code, reason = "kvm-ioctls has no such call for a vCPU")]
 fn offset_attribute(vcpu: &impl AsRawFd) -> Option<u64> {
     let mut offset = 0_u64;
     let attribute = kvm_device_attr {
@@ -101,10 +100,9 @@ fn offset_attribute(vcpu: &impl AsRawFd) -> Option<u64> {
         attr: KVM_VCPU_TSC_OFFSET.into(),
         addr: (&raw mut offset).expose_provenance() as u64,
     };
-    let (fd, attribute) = (vcpu.as_raw_fd(), &raw const attribute);
-    // SAFETY: the call reads `attribute` and writes 64 bits to its `addr`. Both are locals.
-    let answer = unsafe { libc::ioctl(fd, sys::GET_DEVICE_ATTR as _, attribute) };
-    (answer == 0).then_some(offset)
+    // Writes 64 bits to `addr`, that of a local.
+    let answer = sys::GET_DEVICE_ATTR.set(vcpu, &attribute);
+    answer.is_ok().then_some(offset)
 }
 
 #[cfg(test)]

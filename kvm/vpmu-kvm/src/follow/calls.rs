@@ -108,7 +108,7 @@ impl Calls {
         (filter, wanted): (Filter, u8),
     ) -> Result<(), Error> {
         let regs = kvm.regs()?;
-        let sregs = sys::sregs(&kvm.vcpu)?;
+        let sregs = sys::GET_SREGS.get(&kvm.vcpu)?;
         // A call of KVM's, for each page otherwise. The program does not run meanwhile.
         let asked = OnceCell::new();
         let rights = || *asked.get_or_init(|| keys.pkru(&kvm.vcpu));

@@ -264,7 +264,7 @@ impl Follower {
         };
         let sregs = match &self.run {
             Some(run) if run.exits > 0 => kvm.run.sregs(),
-            _ => sys::sregs(&kvm.vcpu)?,
+            _ => sys::GET_SREGS.get(&kvm.vcpu)?,
         };
         replays.take(
             kvm,
@@ -306,7 +306,7 @@ impl Follower {
         };
         let regs = kvm.regs()?;
         let sregs = match run.exits == 0 {
-            true => sys::sregs(&kvm.vcpu)?,
+            true => sys::GET_SREGS.get(&kvm.vcpu)?,
             false => kvm.run.sregs(),
         };
         let is_calm = run.is_calm || debug::is_untouched(&kvm.vcpu, true)?;

@@ -257,7 +257,7 @@ impl Replays {
         let Some(regs) = kvm.run.regs().filter(|_| is_next && self.is_due()) else {
             return Ok(());
         };
-        let system = system(&sys::sregs(&kvm.vcpu)?);
+        let system = system(&sys::GET_SREGS.get(&kvm.vcpu)?);
         let start = Start {
             registers: &registers(&regs),
             system: &system,

@@ -49,7 +49,7 @@ impl VcpuGuest {
 
     fn sregs(&mut self) -> Result<&kvm_sregs, Fault> {
         if self.sregs.is_none() {
-            let sregs = sys::sregs(&self.kvm.vcpu).map_err(|_| Fault)?;
+            let sregs = sys::GET_SREGS.get(&self.kvm.vcpu).map_err(|_| Fault)?;
             self.sregs = Some(Box::new(sregs));
         }
         self.sregs.as_deref().ok_or(Fault)
@@ -62,7 +62,7 @@ impl VcpuGuest {
             return Ok(regs);
         }
         if self.regs.is_none() {
-            self.regs = Some(sys::regs(&self.kvm.vcpu).map_err(|_| Fault)?);
+            self.regs = Some(sys::GET_REGS.get(&self.kvm.vcpu).map_err(|_| Fault)?);
         }
         self.regs.ok_or(Fault)
     }
@@ -187,7 +187,9 @@ impl Guest for VcpuGuest {
         // The legacy region has XMM0 at byte 160 (SDM vol. 1, 10.5.1).
         const XMM: usize = 160 / 4;
         let mut xsave = kvm_xsave::default();
-        sys::xsave(&self.kvm.vcpu, &mut xsave).map_err(|_| Fault)?;
+        sys::GET_XSAVE
+            .fill(&self.kvm.vcpu, &mut xsave)
+            .map_err(|_| Fault)?;
         let (words, _) = xsave.region[XMM..].as_chunks::<4>();
         let mut registers = [0; 16];
         for (register, words) in registers.iter_mut().zip(words) {
@@ -255,7 +257,10 @@ pub(crate) const fn system(sregs: &kvm_sregs) -> System {
 
 /// Returns the ring in which the guest of a vCPU that does not run is, if KVM tells.
 pub(crate) fn ring_of(vcpu: &OwnedFd) -> Option<Ring> {
-    let (sregs, regs) = (sys::sregs(vcpu).ok()?, sys::regs(vcpu).ok()?);
+    let (sregs, regs) = (
+        sys::GET_SREGS.get(vcpu).ok()?,
+        sys::GET_REGS.get(vcpu).ok()?,
+    );
     Some(ring(&sregs, &regs))
 }
 

@@ -169,7 +169,7 @@ impl Rdpmc {
         vcpu: &impl std::os::fd::AsRawFd,
         memory: &dyn GuestMemory,
     ) -> Result<(), Error> {
-        let sregs = crate::sys::sregs(vcpu)?;
+        let sregs = crate::sys::GET_SREGS.get(vcpu)?;
         self.remove(Code::of(&sregs, memory));
         Ok(())
     }

@@ -55,7 +55,7 @@ impl VcpuRdpmc {
             _ => {}
         }
         let begin = Instant::now();
-        let sregs = sys::sregs(&kvm.vcpu)?;
+        let sregs = sys::GET_SREGS.get(&kvm.vcpu)?;
         let armed = self.shared.arm(&sregs, &*self.memory);
         let end = Instant::now();
         let arming = &mut kvm.statistics.lock().arming;
@@ -91,7 +91,7 @@ impl VcpuRdpmc {
     /// Returns whether the guest may have sites that are not known.
     fn is_foreign(&self, vcpu: &OwnedFd) -> bool {
         // This is no counter's way: no kernel reads the MSRs that are at the counters' indices.
-        sys::sregs(vcpu).is_ok_and(|sregs| {
+        sys::GET_SREGS.get(vcpu).is_ok_and(|sregs| {
             let code = Code::of(&sregs, &*self.memory);
             self.shared.is_foreign(&sregs, code)
         })
@@ -106,7 +106,7 @@ impl VcpuRdpmc {
         let Some(regs) = kvm.run.regs() else {
             return Ok(false);
         };
-        let sregs = sys::sregs(&kvm.vcpu)?;
+        let sregs = sys::GET_SREGS.get(&kvm.vcpu)?;
         if sregs.ss.dpl != 0 {
             // A process that has been given ports. The handler begins at CPL 0.
             return Ok(false);

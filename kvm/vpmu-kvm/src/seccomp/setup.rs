@@ -1,6 +1,6 @@
 //! The system calls that a VMM's thread makes for the PMU of a VM that it makes, ends or restores.
 
-use super::{PERF_ENABLE, Syscall, argument};
+use super::{Syscall, argument, perf};
 use crate::sys;
 
 const OPEN: Syscall = call!(
@@ -46,56 +46,35 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
                 SYS_munmap,
                 "where PEBS may be sampled, and for the try of counters"
             ),
-            ioctl!(
-                PERF_ENABLE,
-                "PERF_EVENT_IOC_ENABLE: where there are hardware counters to try"
-            ),
-            ioctl!(
-                sys::CREATE_VM,
-                "KVM_CREATE_VM: the guest that tries them, where there are"
-            ),
-            ioctl!(
-                sys::CREATE_VCPU,
-                "KVM_CREATE_VCPU: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::SET_USER_MEMORY_REGION,
-                "KVM_SET_USER_MEMORY_REGION: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::GET_SREGS,
-                "KVM_GET_SREGS: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::SET_SREGS,
-                "KVM_SET_SREGS: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::SET_REGS,
-                "KVM_SET_REGS: the same guest, where there is"
-            ),
-            ioctl!(sys::RUN, "KVM_RUN: the same guest, where there is"),
+            perf!(ENABLE, "where there are hardware counters to try"),
+            kvm!(CREATE_VM, "the guest that tries them, where there are"),
+            kvm!(CREATE_VCPU, "the same guest, where there is"),
+            kvm!(SET_USER_MEMORY_REGION, "the same guest, where there is"),
+            kvm!(GET_SREGS, "the same guest, where there is"),
+            kvm!(SET_SREGS, "the same guest, where there is"),
+            kvm!(SET_REGS, "the same guest, where there is"),
+            kvm!(RUN, "the same guest, where there is"),
         ],
     ),
     (
         "intercept",
         &[
-            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
-            ioctl!(sys::CHECK_EXTENSION, "KVM_CHECK_EXTENSION"),
-            ioctl!(sys::ENABLE_CAP, "KVM_ENABLE_CAP"),
-            ioctl!(sys::SET_MSR_FILTER, "KVM_X86_SET_MSR_FILTER"),
+            kvm!(GET_CLOCK, "whether this is a VM"),
+            kvm!(CHECK_EXTENSION, "whether KVM can hand MSRs over"),
+            kvm!(ENABLE_CAP, "MSRs are handed over, and KVM has no PMU"),
+            kvm!(X86_SET_MSR_FILTER, "which MSRs are handed over"),
         ],
     ),
     (
         "attach",
         &[
-            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
-            ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: whether this is a vCPU"),
-            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
-            ioctl!(sys::GET_DEVICE_ATTR, "KVM_GET_DEVICE_ATTR: for a deadline"),
-            ioctl!(
-                sys::GET_MSRS,
-                "KVM_GET_MSRS: for a deadline, where KVM reports the TSC's offset"
+            kvm!(GET_CLOCK, "whether this is a VM"),
+            kvm!(GET_LAPIC, "whether this is a vCPU"),
+            kvm!(GET_TSC_KHZ, "for a deadline"),
+            kvm!(GET_DEVICE_ATTR, "for a deadline"),
+            kvm!(
+                GET_MSRS,
+                "for a deadline, where KVM reports the TSC's offset"
             ),
             fcntl!(
                 "the VMM's descriptors are duplicated",
@@ -136,16 +115,10 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
     (
         "restore",
         &[
-            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
-            ioctl!(sys::GET_DEVICE_ATTR, "KVM_GET_DEVICE_ATTR: for a deadline"),
-            ioctl!(
-                sys::GET_MSRS,
-                "KVM_GET_MSRS: for a deadline, where Linux is older than 5.16"
-            ),
-            ioctl!(
-                sys::SIGNAL_MSI,
-                "KVM_SIGNAL_MSI: where the deadline is over"
-            ),
+            kvm!(GET_TSC_KHZ, "for a deadline"),
+            kvm!(GET_DEVICE_ATTR, "for a deadline"),
+            kvm!(GET_MSRS, "for a deadline, where Linux is older than 5.16"),
+            kvm!(SIGNAL_MSI, "where the deadline is over"),
             call!(SYS_timerfd_settime, "where a deadline was armed"),
             Syscall {
                 why: "where the state is another host's",

@@ -4,13 +4,11 @@ use std::os::fd::AsRawFd;
 
 use kvm_bindings::{
     KVM_CAP_SET_GUEST_DEBUG2, KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP,
-    kvm_debugregs, kvm_guest_debug,
+    kvm_guest_debug,
 };
 
-use super::{GET_DEBUGREGS, check_extension, get, set, write};
+use super::{GET_DEBUGREGS, GET_VCPU_EVENTS, SET_GUEST_DEBUG, check_extension};
 use crate::error::Error;
-
-pub(crate) const SET_GUEST_DEBUG: u64 = write::<kvm_guest_debug>(0x9b);
 
 const BREAK: u32 = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP | KVM_GUESTDBG_BLOCKIRQ;
 
@@ -31,19 +29,18 @@ pub(crate) fn break_at(vcpu: &impl AsRawFd, places: &[u64]) -> Result<(), Error>
         // A global breakpoint of an instruction.
         debug.arch.debugreg[7] |= 2 << (2 * n);
     }
-    set(vcpu, "KVM_SET_GUEST_DEBUG", SET_GUEST_DEBUG, &debug).map(drop)
+    SET_GUEST_DEBUG.set(vcpu, &debug)
 }
 
 /// Ends what [`break_at`] has begun.
 pub(crate) fn no_breaks(vcpu: &impl AsRawFd) -> Result<(), Error> {
-    let none = kvm_guest_debug::default();
-    set(vcpu, "KVM_SET_GUEST_DEBUG", SET_GUEST_DEBUG, &none).map(drop)
+    SET_GUEST_DEBUG.set(vcpu, &kvm_guest_debug::default())
 }
 
 /// Returns whether the guest takes its next instruction from where it is: nothing is about to be delivered, and its debug
 /// registers are unused. `shadowed`: also where an instruction before keeps interrupts from it.
 pub(crate) fn is_untouched(vcpu: &impl AsRawFd, shadowed: bool) -> Result<bool, Error> {
-    let events = super::events(vcpu)?;
+    let events = GET_VCPU_EVENTS.get(vcpu)?;
     let exception = events.exception;
     let is_delivered = exception.injected | exception.pending | events.interrupt.injected;
     let is_over = (is_delivered | events.nmi.injected | events.smi.pending) == 0;
@@ -53,8 +50,7 @@ pub(crate) fn is_untouched(vcpu: &impl AsRawFd, shadowed: bool) -> Result<bool, 
 
 /// Returns the bits of the guest's DR7 that enable breakpoints.
 pub(crate) fn breakpoints(vcpu: &impl AsRawFd) -> Result<u64, Error> {
-    let debug: kvm_debugregs = get(vcpu, "KVM_GET_DEBUGREGS", GET_DEBUGREGS)?;
-    Ok(debug.dr7 & 0xff)
+    Ok(GET_DEBUGREGS.get(vcpu)?.dr7 & 0xff)
 }
 
 #[cfg(test)]
@@ -63,6 +59,6 @@ mod tests {
 
     #[test]
     fn the_request_is_the_kernels() {
-        assert_eq!(SET_GUEST_DEBUG, 0x4048_ae9b);
+        assert_eq!(SET_GUEST_DEBUG.number, 0x4048_ae9b);
     }
 }

@@ -26,7 +26,7 @@ impl Keys {
             (size >= 4 && offset.is_multiple_of(4)).then_some(offset / 4)
         });
         let mut area = self.area.borrow_mut();
-        super::xsave(vcpu, &mut area).ok()?;
+        super::GET_XSAVE.fill(vcpu, &mut area).ok()?;
         rights(&area, (*place)?)
     }
 }
