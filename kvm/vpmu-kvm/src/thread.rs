@@ -63,13 +63,13 @@ impl Thread {
         })
     }
 
-    /// Takes the overflows. Where the calling thread is a new one, its perf events count from now on: `host` makes them,
-    /// for this PMU. `tsc_hz` asks for the rate of the vCPU's TSC.
+    /// Takes the overflows. Where the calling thread is a new one, its perf events count from now on: `host` makes
+    /// them. `tsc_hz` asks for the rate of the vCPU's TSC.
     pub(crate) fn before_run(
         &mut self,
         pmu: &mut VcpuPmu,
         tsc_hz: impl Fn() -> Result<u64, Error>,
-        host: impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
+        host: impl Fn(PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {
         if !pmu.host.as_ref().is_some_and(PerfHost::is_here) {
             self.bind(pmu, tsc_hz()?, &host)?;
@@ -105,7 +105,7 @@ impl Thread {
         &mut self,
         pmu: &mut VcpuPmu,
         tsc_hz: u64,
-        host: &impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
+        host: &impl Fn(PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {
         // A perf event counts one thread for all its life, so that another thread means other events.
         pmu.unbind();
@@ -115,7 +115,7 @@ impl Thread {
             tsc_hz,
             ..self.perf.clone()
         };
-        pmu.host = Some(host(pmu.offer().into(), perf)?);
+        pmu.host = Some(host(perf)?);
         self.tsc_hz = tsc_hz;
         // A clock counts the time of an exit; a hardware event counts none of an exit's instructions.
         pmu.misses_completed = self.backing == Backing::Hardware;

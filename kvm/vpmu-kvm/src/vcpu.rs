@@ -32,7 +32,7 @@ use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfHost};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::follow::Follower;
-use crate::guest::{self, VcpuGuest};
+use crate::guest::VcpuGuest;
 use crate::lapic::{self, Lapic, Pmi};
 use crate::memory::GuestMemory;
 use crate::offer::{self, Offer, Pmu};
@@ -231,17 +231,11 @@ impl Vcpu {
         }
         if let (Some(pmu), Some(thread)) = (&mut self.pmu, &mut self.thread) {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.exits.kvm.vcpu)?) * 1000);
-            thread.before_run(pmu, tsc_hz, |offer, perf| {
+            thread.before_run(pmu, tsc_hz, |perf| {
                 self.exits.kvm.statistics.lock().slot.show_thread();
                 let mut host = PerfHost::new(perf)?;
-                // Samples need the guest's TSC, and records its memory, too.
-                if offer.has_pebs() || offer.capability().is_none() {
-                    let memory = Arc::clone(&self.memory);
-                    host.set_guest(VcpuGuest::new(self.exits.kvm.clone(), memory));
-                }
-                let vcpu = Arc::clone(&self.exits.kvm.vcpu);
-                // Without the vCPU's own answer the ring is that of perf's last sample, some 50 microseconds old.
-                host.set_ring(move || guest::ring_of(&vcpu));
+                let memory = Arc::clone(&self.memory);
+                host.set_guest(VcpuGuest::new(self.exits.kvm.clone(), memory));
                 Ok(host)
             })?;
         }

@@ -27,12 +27,12 @@ use crate::options::{Backing, Freeze, PerfOptions};
 use crate::pace::{FLOOR, Pace};
 use crate::portion::{Portion, TimeUp};
 use crate::processor::Vendor;
-use crate::rings::{GuestRing, LONGEST, RingSampler};
+use crate::rings::{LONGEST, RingSampler};
 use crate::sampler;
 use crate::slot::{Overflow, Period, Slot, Units};
 use crate::support::prepare;
 
-/// The guest of a host's thread, as PEBS records show it.
+/// The guest of a host's thread, which does not run it now.
 pub trait SampledGuest: Guest + Debug + Send {
     /// Forgets what the guest's registers and memory held, because the guest may run.
     fn forget(&mut self);
@@ -43,6 +43,13 @@ pub trait SampledGuest: Guest + Debug + Send {
     ///
     /// When the guest's cannot be read.
     fn tsc_offset(&mut self) -> Result<u64, Fault>;
+
+    /// Returns the ring in which the guest is.
+    ///
+    /// # Errors
+    ///
+    /// When the VMM cannot tell.
+    fn ring(&mut self) -> Result<Ring, Fault>;
 }
 
 /// The [`CounterHost`] of the thread that made it. Another thread may use the host while that thread does not run its
@@ -66,8 +73,6 @@ pub struct PerfHost {
     events: Events,
     /// The samples of the thread, while there is a counter of a portion of its clock's time.
     ring_sampler: Option<RingSampler>,
-    guest_ring: GuestRing,
-    /// The guest whose state PEBS records hold, where it is offered PEBS.
     guest: Option<Box<dyn SampledGuest>>,
     notes: Arc<Notes>,
     longest_stuck_ns: u64,
@@ -138,7 +143,6 @@ impl PerfHost {
             slots: Slots::from_fn(Slot::default),
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped, logged),
             ring_sampler: None,
-            guest_ring: GuestRing::default(),
             guest: None,
             notes,
             longest_stuck_ns: 0,
@@ -156,14 +160,9 @@ impl PerfHost {
         self.chooser.counts(event)
     }
 
-    /// Sets the function that returns the ring in which the guest last ran. The host calls `ring` where a counter of
-    /// one ring is to overflow, while the thread does not run the guest. Without this function, the host believes the
-    /// last sample, which is some 50 microseconds old.
-    pub fn set_ring(&mut self, ring: impl Fn() -> Option<Ring> + Send + 'static) {
-        self.guest_ring = GuestRing::new(ring);
-    }
-
-    /// Sets the guest whose state PEBS records hold, and whose memory has them. Without it every record is lost.
+    /// Sets the guest whose state PEBS records hold, and whose memory has them. Without it every record is lost. It is also
+    /// asked for its ring where a counter of one ring is to overflow. Without it the host believes the last sample, which is
+    /// some 50 microseconds old.
     pub fn set_guest(&mut self, guest: impl SampledGuest + 'static) {
         self.guest = Some(Box::new(guest));
     }
@@ -312,7 +311,9 @@ impl PerfHost {
             return false;
         };
         let value = self.units.to_guest(time.own(total));
-        let wait = match time.is_up(value, self.repeating, &self.guest_ring, last) {
+        let guest = self.guest.as_mut();
+        let here = || guest.and_then(|guest| guest.ring().ok()).or(last);
+        let wait = match time.is_up(value, self.repeating, here) {
             TimeUp::Overflow => {
                 slot.period.pass(self.repeating);
                 return true;

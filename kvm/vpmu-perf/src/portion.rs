@@ -17,7 +17,7 @@ use vpmu::x86::{CounterConfig, Ring};
 use crate::events::Advance;
 use crate::options::Freeze;
 use crate::pace::FLOOR;
-use crate::rings::{BLOCK, GuestRing, RingSamples};
+use crate::rings::{BLOCK, RingSamples};
 
 /// The longest wait for the guest's return to a ring, as a multiple of [`FLOOR`].
 const PATIENCE: u64 = 4;
@@ -144,14 +144,13 @@ impl PortionTime {
         self.limit = events.map(|_| self.given.saturating_add(self.period));
     }
 
-    /// The clock has reached its period, and the counter has counted `value` of the guest's events. Believes `guest`, and
-    /// if that does not know, `last`.
+    /// The clock has reached its period, and the counter has counted `value` of the guest's events. `here`: the guest's
+    /// ring, if it is known.
     pub(crate) fn is_up(
         &mut self,
         value: u64,
         repeating: bool,
-        guest: &GuestRing,
-        last: Option<Ring>,
+        here: impl FnOnce() -> Option<Ring>,
     ) -> TimeUp {
         let Some(limit) = self.limit else {
             return TimeUp::Unwanted;
@@ -159,11 +158,7 @@ impl PortionTime {
         if value < limit {
             return TimeUp::Early(limit - value);
         }
-        if guest
-            .now()
-            .or(last)
-            .is_some_and(|here| !self.portion.has(here))
-        {
+        if here().is_some_and(|here| !self.portion.has(here)) {
             self.wait = (2 * self.wait).clamp(FLOOR, PATIENCE * FLOOR);
             return TimeUp::Away(self.wait);
         }

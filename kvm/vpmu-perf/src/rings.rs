@@ -1,9 +1,7 @@
 //! The ring that the guest is in, as far as it can be known while its thread does not run it.
 //!
-//! The VMM knows it, and may be [asked](GuestRing) at a cost. perf's samples of the thread know where the guest was some
+//! The VMM knows it, and may be [asked](crate::SampledGuest::ring) at a cost. perf's samples of the thread know where the guest was some
 //! 50 microseconds ago, and [all of them together](RingSampler) for which portion of the time it was in each ring.
-
-use std::fmt;
 
 use vpmu::counter::Lost;
 use vpmu::x86::Ring;
@@ -27,27 +25,6 @@ const SHORTEST: u64 = EARLY_PERIODS[1];
 pub(crate) const LONGEST: u64 = 20_000_000;
 /// So many samples of a thread that runs a guest, and none in the guest: this machine's samples never show the guest.
 const BLIND: u64 = 256;
-
-/// Tells the ring in which the guest of a thread that does not run it was last, if that is known.
-#[derive(Default)]
-pub(crate) struct GuestRing(Option<Box<dyn Fn() -> Option<Ring> + Send>>);
-
-impl GuestRing {
-    pub(crate) fn new(ring: impl Fn() -> Option<Ring> + Send + 'static) -> Self {
-        Self(Some(Box::new(ring)))
-    }
-
-    /// Returns the guest's ring, if it is known.
-    pub(crate) fn now(&self) -> Option<Ring> {
-        self.0.as_ref().and_then(|ring| ring())
-    }
-}
-
-impl fmt::Debug for GuestRing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("GuestRing").field(&self.0.is_some()).finish()
-    }
-}
 
 /// Samples that were taken together.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,11 +1,11 @@
-//! The guest of a vCPU, as PEBS records need it: its registers, and its memory by linear address.
+//! The guest of a vCPU, as perf's host needs it: its ring; and for PEBS records its registers, and its memory by linear
+//! address.
 //!
 //! KVM is asked while the vCPU does not run, at most once between two runs. The answers are forgotten before the next
 //! run, because the guest may change its page tables whenever it runs. Until then a page stays where it was found, as in
 //! a processor's TLB: the guest that changes its tables meanwhile, from another vCPU, has to interrupt this vCPU before
 //! it can rely on the change.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_xsave};
@@ -131,6 +131,11 @@ impl SampledGuest for VcpuGuest {
         }
         self.tsc_offset.ok_or(Fault)
     }
+
+    fn ring(&mut self) -> Result<Ring, Fault> {
+        let regs = self.regs()?;
+        Ok(ring(self.sregs()?, &regs))
+    }
 }
 
 impl Guest for VcpuGuest {
@@ -147,14 +152,11 @@ impl Guest for VcpuGuest {
     }
 
     fn sample(&mut self) -> Result<Sample, Fault> {
-        let regs = self.regs()?;
-        let sregs = self.sregs()?;
-        let ring = ring(sregs, &regs);
         // The host's TSC and an offset would be wrong where KVM scales the guest's.
         let tsc = sys::msr(&self.kvm.vcpu, IA32_TIME_STAMP_COUNTER).map_err(|_| Fault)?;
         Ok(Sample {
-            ip: regs.rip,
-            ring,
+            ip: self.regs()?.rip,
+            ring: self.ring()?,
             tsc,
         })
     }
@@ -253,15 +255,6 @@ pub(crate) const fn system(sregs: &kvm_sregs) -> System {
         fs_base: sregs.fs.base,
         gs_base: sregs.gs.base,
     }
-}
-
-/// Returns the ring in which the guest of a vCPU that does not run is, if KVM tells.
-pub(crate) fn ring_of(vcpu: &OwnedFd) -> Option<Ring> {
-    let (sregs, regs) = (
-        sys::GET_SREGS.get(vcpu).ok()?,
-        sys::GET_REGS.get(vcpu).ok()?,
-    );
-    Some(ring(&sregs, &regs))
 }
 
 /// Returns the CPL, which is the privilege level of SS (SDM vol. 3A, 5.5).

@@ -81,7 +81,7 @@ impl Guest {
     }
 
     fn before_run(&mut self) -> Result<(), Error> {
-        let host = |_, perf| Ok(PerfHost::new(perf)?);
+        let host = |perf| Ok(PerfHost::new(perf)?);
         self.thread
             .before_run(&mut self.pmu, || Ok(1_000_000_000), host)
     }
