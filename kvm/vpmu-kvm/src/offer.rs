@@ -235,7 +235,7 @@ fn tried(options: &Options) -> Result<Support, Error> {
 }
 
 fn support(options: &Options) -> Result<Support, Error> {
-    Ok(vpmu_perf::support(&options.probe())?)
+    Ok(vpmu_perf::support(&options.perf())?)
 }
 
 /// Returns the best PMU of this model that `support` backs on a host of this vendor's.

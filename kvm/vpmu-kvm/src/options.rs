@@ -4,7 +4,7 @@ use vpmu::counter::Policy;
 use vpmu::x86::amd;
 pub use vpmu::x86::intel::Version as Perfmon;
 pub use vpmu_perf::Freeze;
-use vpmu_perf::{Backing, Kick, PerfError, PerfOptions};
+use vpmu_perf::{Backing, PerfError, PerfOptions};
 
 use crate::error::Error;
 use crate::trial;
@@ -151,13 +151,9 @@ impl Options {
         }
     }
 
-    /// Returns options to try this host with.
-    pub(crate) fn probe(&self) -> PerfOptions {
-        // Neither the kick nor the TSC's rate changes what can be counted.
-        self.perf(Kick::Nothing, 1)
-    }
-
-    pub(crate) fn perf(&self, kick: Kick, tsc_hz: u64) -> PerfOptions {
+    /// Returns the options to try this host with. The others change nothing about what can be counted, and follow from what
+    /// the guest is offered, and from its vCPU and its TSC.
+    pub(crate) fn perf(&self) -> PerfOptions {
         let (backing, clock) = match self.source {
             Source::Best(clock) if trial::is_known_broken() => (Some(Backing::Clock), clock),
             // perf finds out by opening an event: a PMU may be there and taken.
@@ -166,15 +162,11 @@ impl Options {
             Source::Clock(clock) => (Some(Backing::Clock), clock),
         };
         PerfOptions {
-            tsc_hz,
             backing,
             approximate_instructions: clock == Clock::Approximate,
             signal: self.signal,
-            kick,
-            // Both follow from what the guest is offered: `Thread::new`.
-            repeating: false,
-            sampling: false,
             freeze: self.freeze,
+            ..PerfOptions::default()
         }
     }
 }

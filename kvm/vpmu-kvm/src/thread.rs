@@ -19,10 +19,9 @@ const CLOCK_INTERVAL: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct Thread {
     pub(crate) backing: Backing,
+    /// The options of the present perf events.
     pub(crate) perf: PerfOptions,
     slice: Slice,
-    /// The TSC's rate by which the present perf events count, Hz.
-    tsc_hz: u64,
     /// Whether the next run asks for the TSC's rate before the slice is over.
     pub(crate) is_unsure_of_rate: bool,
     /// Keeps the limit of open files from being reached by this vCPU's counters.
@@ -30,17 +29,12 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    /// Prepares the process for a PMU that this host can back. `kick` and `tsc_hz` are the vCPU's.
+    /// Prepares the process for a PMU that this host can back. `kick` is the vCPU's.
     ///
     /// # Errors
     ///
     /// When this process may not count guests, or the host cannot count what the guest is offered.
-    pub(crate) fn new(
-        pmu: &Pmu,
-        options: &Options,
-        kick: Kick,
-        tsc_hz: u64,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(pmu: &Pmu, options: &Options, kick: Kick) -> Result<Self, Error> {
         let backing = offer::check(options, pmu)?;
         let pebs = Offer::from(pmu.clone()).has_pebs();
         let is_paravirtual = matches!(pmu, Pmu::Paravirtual(_));
@@ -48,7 +42,8 @@ impl Thread {
             // A guest does not write a counter anew for each record, and a driver with a page for no overflow.
             repeating: pebs || is_paravirtual,
             sampling: (pebs || is_paravirtual) && offer::samples(options)?,
-            ..options.perf(kick, tsc_hz)
+            kick,
+            ..options.perf()
         };
         // Whatever a jail forbids later is done here.
         vpmu_perf::prepare(&perf)?;
@@ -56,7 +51,6 @@ impl Thread {
         Ok(Self {
             backing,
             slice: Slice::new(),
-            tsc_hz,
             is_unsure_of_rate: false,
             _descriptors: Descriptors::promise(counters, backing, perf.sampling)?,
             perf,
@@ -92,7 +86,7 @@ impl Thread {
         }
         if std::mem::take(&mut self.is_unsure_of_rate) {
             let now = tsc_hz()?;
-            if now != self.tsc_hz {
+            if now != self.perf.tsc_hz {
                 self.bind(pmu, now, &host)?;
             }
         }
@@ -111,12 +105,8 @@ impl Thread {
         pmu.unbind();
         // Whatever the VMM did to its threads' signals since `attach`, it did before it ran this vCPU here.
         vpmu_perf::reach_thread(&self.perf)?;
-        let perf = PerfOptions {
-            tsc_hz,
-            ..self.perf.clone()
-        };
-        pmu.host = Some(host(perf)?);
-        self.tsc_hz = tsc_hz;
+        self.perf.tsc_hz = tsc_hz;
+        pmu.host = Some(host(self.perf.clone())?);
         // A clock counts the time of an exit; a hardware event counts none of an exit's instructions.
         pmu.misses_completed = self.backing == Backing::Hardware;
         // Last: a counter that is enabled counts from here on.

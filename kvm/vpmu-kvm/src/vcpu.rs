@@ -98,8 +98,7 @@ impl Vcpu {
         let mut this = Self::new(vm, vcpu, offer, options, memory)?;
         if let Some(pmu) = &offer.pmu {
             let kick = Kick::Flag(this.exits.kvm.run.clone());
-            // The TSC's rate is read when a thread begins to run the vCPU, and again with each slice.
-            this.thread = Some(Thread::new(pmu, options, kick, 0)?);
+            this.thread = Some(Thread::new(pmu, options, kick)?);
         }
         let memory = Arc::clone(&this.memory);
         this.follower = Follower::attach(&this.exits.kvm, offer, memory, options)?;

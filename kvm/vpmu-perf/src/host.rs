@@ -20,10 +20,9 @@ use crate::choose::Chooser;
 use crate::error::PerfError;
 use crate::events::Events;
 use crate::kernel::{Kernel, Linux};
-use crate::kick::Kick;
 use crate::kind::{ENDLESS, Rings, probe};
 use crate::notes::Notes;
-use crate::options::{Backing, Freeze, PerfOptions};
+use crate::options::{Backing, PerfOptions};
 use crate::pace::{FLOOR, Pace};
 use crate::portion::{Portion, TimeUp};
 use crate::processor::Vendor;
@@ -61,14 +60,12 @@ pub struct PerfHost {
     units: Units,
     /// The bound on the overflows of hardware events. A clock has none.
     pace: Option<Pace>,
-    repeating: bool,
-    /// Whether the kernel may sample the guest, and has not refused.
-    sampling: bool,
+    /// Its kick is the target of the handler, kept alive. `sampling`: the kernel may sample the guest, and has not refused.
+    options: PerfOptions,
     /// The counters that this thread's events and samplers may take together. `None`: a clock serves any number.
     counters: Option<u8>,
     /// Counters whose sampler has been stopped for another event, and whose user has to hear of it.
     unsampled: CounterSet,
-    freeze: Freeze,
     slots: Slots<Slot>,
     events: Events,
     /// The samples of the thread, while there is a counter of a portion of its clock's time.
@@ -76,8 +73,6 @@ pub struct PerfHost {
     guest: Option<Box<dyn SampledGuest>>,
     notes: Arc<Notes>,
     longest_stuck_ns: u64,
-    /// The target of the handler's kick, kept alive.
-    _kick: Kick,
 }
 
 impl PerfHost {
@@ -131,22 +126,19 @@ impl PerfHost {
             units,
             // A clock's period is a time, which the floor alone bounds.
             pace: (units == Units::Events).then(Pace::new),
-            repeating: options.repeating,
-            sampling: options.sampling,
             // Asked only where it matters: the question opens some tens of events.
             counters: match options.sampling {
                 true => chooser.free_counters(),
                 false => None,
             },
             unsampled: CounterSet::EMPTY,
-            freeze: options.freeze,
             slots: Slots::from_fn(Slot::default),
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped, logged),
             ring_sampler: None,
             guest: None,
             notes,
             longest_stuck_ns: 0,
-            _kick: options.kick,
+            options,
         })
     }
 
@@ -235,13 +227,13 @@ impl PerfHost {
             return self.is_time_up(counter).then_some(Report::Unsure);
         }
         let asked = slot.period;
-        match slot.period.overflow(self.repeating) {
+        match slot.period.overflow(self.options.repeating) {
             Overflow::Report(report) if self.pace.is_some() => {
                 return Some(self.paced(counter, asked, report));
             }
             // A clock's overflows come no faster than it was asked to report them.
             Overflow::Report(report) => {
-                if self.repeating {
+                if self.options.repeating {
                     self.restart(counter, asked);
                 }
                 return Some(report);
@@ -296,7 +288,7 @@ impl PerfHost {
         if slot.is_portion() {
             return self.is_time_up(counter);
         }
-        slot.period.doubt(self.repeating);
+        slot.period.doubt(self.options.repeating);
         true
     }
 
@@ -313,9 +305,9 @@ impl PerfHost {
         let value = self.units.to_guest(time.own(total));
         let guest = self.guest.as_mut();
         let here = || guest.and_then(|guest| guest.ring().ok()).or(last);
-        let wait = match time.is_up(value, self.repeating, here) {
+        let wait = match time.is_up(value, self.options.repeating, here) {
             TimeUp::Overflow => {
-                slot.period.pass(self.repeating);
+                slot.period.pass(self.options.repeating);
                 return true;
             }
             TimeUp::Early(events) => self.units.to_count(events).min(LONGEST),
@@ -357,7 +349,7 @@ impl PerfHost {
     /// Returns the number of counters whose overflows share the host's time while `counting` count.
     fn sharing(&self, counting: CounterSet) -> u64 {
         // Counters that only count interrupt nobody. Which one-shot reports come back is not known.
-        let sharing = match self.repeating {
+        let sharing = match self.options.repeating {
             true => self.which(Slot::is_awaited) & counting,
             false => self.events.open_events(),
         };
@@ -399,7 +391,7 @@ impl PerfHost {
     /// nobody asks for them again.
     fn spread(&mut self, begun: CounterSet, counting: CounterSet) {
         let awaited = self.which(Slot::is_awaited);
-        if !self.repeating || (begun & awaited).is_empty() {
+        if !self.options.repeating || (begun & awaited).is_empty() {
             return;
         }
         for counter in awaited & counting {
@@ -459,7 +451,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
         let is_clock = self.chooser.backing == Backing::Clock;
-        let portion = Portion::of(config, self.freeze).filter(|_| is_clock);
+        let portion = Portion::of(config, self.options.freeze).filter(|_| is_clock);
         let slot = Slot::new(kind, portion);
         // One sampler serves all of them: a sample shows where the thread is, whatever is counted.
         if slot.is_portion() && self.ring_sampler.is_none() {
@@ -578,7 +570,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn repeats(&self) -> bool {
-        self.repeating
+        self.options.repeating
     }
 
     fn shortest_period(&self, sharing: u32) -> u64 {
@@ -620,13 +612,13 @@ impl pebs::Host for PerfHost {
         let others = self.which(Slot::is_sampled) - counter.alone();
         let shortest = sampler::SHORTEST * u64::from(1 + others.len());
         let is_sampled = self.slots[counter].is_sampled();
-        if !self.sampling || period < shortest || !(is_sampled || self.has_room()) {
+        if !self.options.sampling || period < shortest || !(is_sampled || self.has_room()) {
             return 0;
         }
         let (thread, counts) = (self.notes.target(), self.events.counts(counter));
         let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
         // What the kernel refuses, it refuses again.
-        self.sampling = begun.is_some();
+        self.options.sampling = begun.is_some();
         begun.unwrap_or(0)
     }
 

@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
-use vpmu_perf::{Flag, KICKED, Kick};
+use vpmu_perf::{Flag, KICKED};
 
 use crate::error::Error;
 use crate::guest::{registers, ring, system};
@@ -156,7 +156,7 @@ impl Follower {
         };
         Ok(Some(Self {
             memory,
-            signal: options.perf(Kick::Nothing, 1).overflow_signal(),
+            signal: options.perf().overflow_signal(),
             guard: None,
             predictor: Predictor::new(),
             longest,

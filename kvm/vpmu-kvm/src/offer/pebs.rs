@@ -47,7 +47,7 @@ pub(super) fn check_skid(skid: Skid, backing: Backing) -> Result<(), Error> {
 /// When it is to, and cannot.
 pub(crate) fn samples(options: &Options) -> Result<bool, Error> {
     // Asked only where it matters: the check opens an event with a ring buffer.
-    let can = || vpmu_perf::check_sampling(&options.probe());
+    let can = || vpmu_perf::check_sampling(&options.perf());
     match options.pebs {
         Pebs::Exit => Ok(false),
         Pebs::Buffer => Ok(can().map(|()| true)?),

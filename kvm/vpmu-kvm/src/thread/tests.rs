@@ -74,7 +74,7 @@ impl Guest {
     fn new(pmu: &Pmu, options: &Options, kick: Kick) -> Result<Self, Error> {
         let statistics = Shared::new();
         Ok(Self {
-            thread: Thread::new(pmu, options, kick, 1_000_000_000)?,
+            thread: Thread::new(pmu, options, kick)?,
             pmu: VcpuPmu::new(pmu, options.policy, no_memory(), statistics.clone())?,
             statistics,
         })

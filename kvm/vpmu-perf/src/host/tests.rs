@@ -6,6 +6,7 @@ use std::time::Instant;
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 
 use super::*;
+use crate::kick::Kick;
 use crate::options::PerfOptions;
 use crate::tests::fake::{Fake, Machine};
 

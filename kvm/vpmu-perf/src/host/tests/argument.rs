@@ -7,6 +7,7 @@ use vpmu::x86::intel::{Capability, Version};
 use vpmu::x86::{Outcome, Pmu, PmuConfig};
 
 use super::super::*;
+use crate::kick::Kick;
 use crate::options::PerfOptions;
 use crate::processor::{Processor, Vendor};
 use crate::tests::fake::{Fake, Machine, TICK, happened};
