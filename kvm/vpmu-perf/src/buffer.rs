@@ -70,13 +70,6 @@ pub(crate) struct Overflows {
     pub(crate) throttled: bool,
 }
 
-/// The header of a record.
-struct Header {
-    kind: u32,
-    misc: u64,
-    length: u64,
-}
-
 const HEADER: u64 = 8;
 /// Header, address, time.
 const SAMPLE: u64 = HEADER + 16;
@@ -146,77 +139,60 @@ impl RingBuffer {
 
     /// Returns the next record, if there is one that has not been returned. Reads memory alone where there is none.
     pub(crate) fn next(&mut self) -> Option<PerfRecord> {
-        while let Some(header) = self.header() {
-            let Ok(Header { kind, misc, length }) = header else {
-                return Some(PerfRecord::Lost(0));
-            };
-            let record = self.record(kind, misc, length);
-            self.give_back(length);
-            if record.is_some() {
-                return record;
-            }
-        }
-        None
+        self.next_with(SAMPLE)
     }
 
     /// Adds all records to `taken`, of an event whose samples say nothing but that it has overflowed.
     pub(crate) fn take_overflows(&mut self, taken: &mut Overflows) {
-        while let Some(header) = self.header() {
-            let Ok(Header { kind, length, .. }) = header else {
-                taken.number += 1;
-                continue;
-            };
-            match kind {
-                PERF_RECORD_SAMPLE => taken.number += 1,
-                PERF_RECORD_LOST if length >= LOST => {
-                    taken.number = taken.number.saturating_add(self.word(2));
+        while let Some(record) = self.next_with(HEADER) {
+            match record {
+                PerfRecord::Sample(_) => taken.number += 1,
+                PerfRecord::Lost(records) => {
+                    taken.number = taken.number.saturating_add(records.max(1));
                 }
-                PERF_RECORD_THROTTLE => taken.throttled = true,
-                _ => {}
+                PerfRecord::Throttle => taken.throttled = true,
+                PerfRecord::Unthrottle => {}
             }
-            self.give_back(length);
         }
     }
 
-    /// Returns the header of the record at the tail. `Err`: the buffer made no sense, and has been emptied.
-    fn header(&mut self) -> Option<Result<Header, ()>> {
-        let head = field!(self, data_head);
-        // SAFETY: the field is aligned, mapped, and written by the kernel as one word.
-        let head = unsafe { AtomicU64::from_ptr(head) }.load(Ordering::Acquire);
-        let filled = head.wrapping_sub(self.tail);
-        if filled == 0 {
-            return None;
-        }
-        let header = self.word(0);
-        // struct perf_event_header: type, misc, size.
-        let (kind, misc, length) = (header as u32, header >> 32 & 0xffff, header >> 48);
-        let fits = length >= HEADER && length % 8 == 0 && length <= filled;
-        if filled > self.size || !fits {
-            self.give_back(filled);
-            return Some(Err(()));
-        }
-        Some(Ok(Header { kind, misc, length }))
-    }
-
-    /// Returns the record at the tail, or `None` if it is of no kind that is expected.
-    fn record(&self, kind: u32, misc: u64, length: u64) -> Option<PerfRecord> {
-        match kind {
-            PERF_RECORD_SAMPLE if length >= SAMPLE => {
-                let mode = match misc as u32 & PERF_RECORD_MISC_CPUMODE_MASK {
-                    PERF_RECORD_MISC_GUEST_USER => CpuMode::GuestUser,
-                    PERF_RECORD_MISC_GUEST_KERNEL => CpuMode::GuestKernel,
-                    _ => CpuMode::Host,
-                };
-                Some(PerfRecord::Sample(PerfSample {
+    /// Returns the next record. A sample has so many bytes, or more; words that it has not may be anything.
+    fn next_with(&mut self, sample: u64) -> Option<PerfRecord> {
+        loop {
+            let head = field!(self, data_head);
+            // SAFETY: the field is aligned, mapped, and written by the kernel as one word.
+            let head = unsafe { AtomicU64::from_ptr(head) }.load(Ordering::Acquire);
+            let filled = head.wrapping_sub(self.tail);
+            if filled == 0 {
+                return None;
+            }
+            let header = self.word(0);
+            // struct perf_event_header: type, misc, size.
+            let (kind, misc, length) = (header as u32, header >> 32 & 0xffff, header >> 48);
+            let fits = length >= HEADER && length % 8 == 0 && length <= filled;
+            if filled > self.size || !fits {
+                self.give_back(filled);
+                return Some(PerfRecord::Lost(0));
+            }
+            let record = match kind {
+                PERF_RECORD_SAMPLE if length >= sample => Some(PerfRecord::Sample(PerfSample {
                     ip: self.word(1),
-                    mode,
+                    mode: match misc as u32 & PERF_RECORD_MISC_CPUMODE_MASK {
+                        PERF_RECORD_MISC_GUEST_USER => CpuMode::GuestUser,
+                        PERF_RECORD_MISC_GUEST_KERNEL => CpuMode::GuestKernel,
+                        _ => CpuMode::Host,
+                    },
                     time: self.word(2),
-                }))
+                })),
+                PERF_RECORD_LOST if length >= LOST => Some(PerfRecord::Lost(self.word(2))),
+                PERF_RECORD_THROTTLE => Some(PerfRecord::Throttle),
+                PERF_RECORD_UNTHROTTLE => Some(PerfRecord::Unthrottle),
+                _ => None,
+            };
+            self.give_back(length);
+            if record.is_some() {
+                return record;
             }
-            PERF_RECORD_LOST if length >= LOST => Some(PerfRecord::Lost(self.word(2))),
-            PERF_RECORD_THROTTLE => Some(PerfRecord::Throttle),
-            PERF_RECORD_UNTHROTTLE => Some(PerfRecord::Unthrottle),
-            _ => None,
         }
     }
 
