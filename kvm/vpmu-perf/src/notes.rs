@@ -29,7 +29,27 @@ use crate::kick::{KICKED, Kick};
 pub const ALARM: i32 = i32::MIN;
 
 const NO_FD: i32 = -1;
-const NO_SIGNAL: i32 = 0;
+
+/// A [`Kick`], as a handler does it.
+#[derive(Debug)]
+enum Target {
+    Nothing,
+    /// Atomic for its type alone: threads may share it.
+    Flag(AtomicPtr<AtomicU8>),
+    EventFd(libc::c_int),
+    Signal(libc::c_int),
+}
+
+impl Target {
+    fn of(kick: &Kick) -> Self {
+        match kick {
+            Kick::Nothing => Self::Nothing,
+            Kick::Flag(flag) => Self::Flag(ptr::from_ref(flag.flag()).cast_mut().into()),
+            Kick::EventFd(fd) => Self::EventFd(fd.as_raw_fd()),
+            Kick::Signal(signal) => Self::Signal(*signal),
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Notes {
@@ -40,15 +60,11 @@ pub(crate) struct Notes {
     overrun: AtomicBool,
     /// Number of handlers at work.
     busy: AtomicU32,
-    /// Set to [`KICKED`] with each note, unless null.
-    flag: AtomicPtr<AtomicU8>,
-    /// Written to with each note.
-    eventfd: AtomicI32,
-    /// Sent with each note.
-    signal: AtomicI32,
+    /// Kicked with each note.
+    target: Target,
     process: libc::pid_t,
     thread: libc::pid_t,
-    /// Whether somebody uses the notes.
+    /// Whether a host uses the notes, and keeps the target.
     claimed: AtomicBool,
 }
 
@@ -96,24 +112,12 @@ impl Notes {
         let (process, thread) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_gettid)) };
         // A thread's ID is a pid_t.
         let thread = thread as libc::pid_t;
-        let flag = match kick {
-            Kick::Flag(flag) => ptr::from_ref(flag.flag()).cast_mut(),
-            _ => ptr::null_mut(),
-        };
         Self {
             fds: Slots::from_fn(|| AtomicI32::new(NO_FD)),
             pending: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             busy: AtomicU32::new(0),
-            flag: AtomicPtr::new(flag),
-            eventfd: AtomicI32::new(match kick {
-                Kick::EventFd(fd) => fd.as_raw_fd(),
-                _ => NO_FD,
-            }),
-            signal: AtomicI32::new(match kick {
-                Kick::Signal(signal) => *signal,
-                _ => NO_SIGNAL,
-            }),
+            target: Target::of(kick),
             process,
             thread,
             claimed: AtomicBool::new(true),
@@ -171,18 +175,12 @@ impl Notes {
 
     /// Stops all notes and kicks. The kick's target may go after this.
     pub(crate) fn retire(&self) {
-        self.fds
-            .iter()
-            .for_each(|(counter, _)| self.watch(counter, None));
-        self.flag.store(ptr::null_mut(), Ordering::SeqCst);
-        self.eventfd.store(NO_FD, Ordering::SeqCst);
-        self.signal.store(NO_SIGNAL, Ordering::SeqCst);
-        // A handler that has said that it is at work may have seen the previous values. A handler that says so later
-        // sees none of them. A handler can be at work only if this is another thread than its own.
+        self.claimed.store(false, Ordering::SeqCst);
+        // A handler that has said that it is at work may have seen that they are claimed. A handler that says so later
+        // sees that they are not. A handler can be at work only if this is another thread than its own.
         while self.busy.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
         }
-        self.claimed.store(false, Ordering::Relaxed);
     }
 
     /// Notes an overflow, in the handler.
@@ -204,7 +202,7 @@ impl Notes {
                 counter.is_some()
             }
         };
-        if found {
+        if found && self.claimed.load(Ordering::SeqCst) {
             self.kick();
         }
         self.busy.fetch_sub(1, Ordering::SeqCst);
@@ -215,36 +213,30 @@ impl Notes {
         reason = "the flag is behind a pointer, the rest are system calls"
     )]
     fn kick(&self) {
-        let flag = self.flag.load(Ordering::SeqCst);
-        // SAFETY: null or the flag of the `Kick`, which the host keeps until `retire` has seen that no
-        // handler is at work.
-        if let Some(flag) = unsafe { flag.as_ref() } {
-            // The VMM's own request is not overwritten. The VMM clears it by itself.
-            let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
-            return;
-        }
-        let (fd, signal) = (
-            self.eventfd.load(Ordering::SeqCst),
-            self.signal.load(Ordering::SeqCst),
-        );
-        if fd == NO_FD && signal == NO_SIGNAL {
-            return;
-        }
-        // SAFETY: errno is this thread's, and what the handler has interrupted may read it. The write
-        // reads 8 bytes of a local. raise() would change the signal mask, by further system calls.
+        // SAFETY: the flag is the `Kick`'s, which the host keeps until `retire` has seen that no handler is at work. errno
+        // is this thread's, and what the handler has interrupted may read it. The write reads 8 bytes of a local.
         unsafe {
             let errno = *libc::__errno_location();
-            if fd == NO_FD {
-                libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal);
-            } else {
-                libc::write(fd, (&raw const ONE).cast(), size_of::<u64>());
+            match &self.target {
+                Target::Nothing => {}
+                Target::Flag(flag) => {
+                    let flag = &*flag.load(Ordering::Relaxed);
+                    // The VMM's own request is not overwritten. The VMM clears it by itself.
+                    let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
+                }
+                Target::EventFd(fd) => {
+                    let one = 1_u64;
+                    libc::write(*fd, (&raw const one).cast(), size_of::<u64>());
+                }
+                // raise() would change the signal mask, by further system calls.
+                Target::Signal(signal) => {
+                    libc::syscall(libc::SYS_tgkill, self.process, self.thread, *signal);
+                }
             }
             *libc::__errno_location() = errno;
         }
     }
 }
-
-static ONE: u64 = 1;
 
 #[expect(unsafe_code, reason = "the notes are behind a thread's pointer")]
 fn with_current(body: impl FnOnce(&Notes)) {
@@ -297,14 +289,13 @@ pub(crate) fn install(signal: libc::c_int) -> Result<(), PerfError> {
     if installed.contains(&signal) {
         return Ok(());
     }
-    let failed = |error: io::Error| PerfError::Open(error.raw_os_error().unwrap_or(0));
-    if has_handler(signal).map_err(failed)? {
+    if has_handler(signal)? {
         return Err(PerfError::SignalTaken(signal));
     }
-    let others = !installed.is_empty() || has_handler(libc::SIGIO).map_err(failed)?;
-    handle(signal).map_err(failed)?;
+    let others = !installed.is_empty() || has_handler(libc::SIGIO)?;
+    handle(signal)?;
     if !others {
-        handle(libc::SIGIO).map_err(failed)?;
+        handle(libc::SIGIO)?;
     }
     installed.push(signal);
     Ok(())
@@ -312,16 +303,15 @@ pub(crate) fn install(signal: libc::c_int) -> Result<(), PerfError> {
 
 /// Checks that the handler of `signal` is [`install`]'s, and unblocks the signal for the calling thread.
 pub(crate) fn reach_thread(signal: libc::c_int) -> Result<(), PerfError> {
-    let failed = |error: io::Error| PerfError::Open(error.raw_os_error().unwrap_or(0));
-    if handler(signal).map_err(failed)? != on_signal as *const () as usize {
+    if handler(signal)? != on_signal as *const () as usize {
         return Err(PerfError::SignalTaken(signal));
     }
     // A signal that nobody takes fills the user's queue of signals, of which each program of that user has a part.
-    unblock(signal).map_err(failed)
+    unblock(signal)
 }
 
 #[expect(unsafe_code, reason = "pthread_sigmask is a C interface")]
-fn unblock(signal: libc::c_int) -> io::Result<()> {
+fn unblock(signal: libc::c_int) -> Result<(), PerfError> {
     // SAFETY: all zeroes is a valid set, which sigaddset changes.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is a local, which the first call fills and the second reads.
@@ -331,27 +321,27 @@ fn unblock(signal: libc::c_int) -> io::Result<()> {
     };
     match error {
         0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(error)),
+        error => Err(PerfError::Open(error)),
     }
 }
 
-fn has_handler(signal: libc::c_int) -> io::Result<bool> {
+fn has_handler(signal: libc::c_int) -> Result<bool, PerfError> {
     Ok(![libc::SIG_DFL, libc::SIG_IGN].contains(&handler(signal)?))
 }
 
 #[expect(unsafe_code, reason = "sigaction is a C interface")]
-fn handler(signal: libc::c_int) -> io::Result<libc::sighandler_t> {
+fn handler(signal: libc::c_int) -> Result<libc::sighandler_t, PerfError> {
     // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
     let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: reads the present action, and sets none.
     if unsafe { libc::sigaction(signal, ptr::null(), &mut present) } != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(refused());
     }
     Ok(present.sa_sigaction)
 }
 
 #[expect(unsafe_code, reason = "sigaction is a C interface")]
-fn handle(signal: libc::c_int) -> io::Result<()> {
+fn handle(signal: libc::c_int) -> Result<(), PerfError> {
     // SAFETY: as in `has_handler`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_signal as *const () as usize;
@@ -360,6 +350,10 @@ fn handle(signal: libc::c_int) -> io::Result<()> {
     // SAFETY: `on_signal` has the signature of SA_SIGINFO, and does only what a handler may.
     match unsafe { libc::sigaction(signal, &action, ptr::null_mut()) } {
         0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+        _ => Err(refused()),
     }
+}
+
+fn refused() -> PerfError {
+    PerfError::Open(io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
