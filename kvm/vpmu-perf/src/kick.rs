@@ -1,7 +1,7 @@
 //! The kick: the way in which an overflow keeps a vCPU from entering the guest.
 
 use std::fmt;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU8;
 pub const KICKED: u8 = 2;
 
 /// A byte that a signal handler may write to as long as it is kept.
-pub trait Flag: Send + Sync {
+pub trait Flag: fmt::Debug + Send + Sync {
     /// Returns the byte.
     fn flag(&self) -> &AtomicU8;
 }
@@ -23,7 +23,7 @@ impl Flag for AtomicU8 {
 
 /// What an overflow's signal does besides noting the overflow. Without a kick, a signal that comes between the last
 /// check for overflows and the entry into the guest is seen only at the next exit, which may never come.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub enum Kick {
     /// Nothing: for threads that run no guest.
     #[default]
@@ -35,15 +35,4 @@ pub enum Kick {
     EventFd(Arc<OwnedFd>),
     /// Sends this signal to the thread: the signal that the VMM itself uses to take a vCPU out of the guest.
     Signal(i32),
-}
-
-impl fmt::Debug for Kick {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nothing => f.write_str("Nothing"),
-            Self::Flag(_) => f.write_str("Flag"),
-            Self::EventFd(fd) => f.debug_tuple("EventFd").field(&fd.as_raw_fd()).finish(),
-            Self::Signal(signal) => f.debug_tuple("Signal").field(signal).finish(),
-        }
-    }
 }
