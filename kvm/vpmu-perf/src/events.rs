@@ -43,7 +43,7 @@ enum State {
 
 /// The event of one counter.
 #[derive(Debug)]
-struct Event {
+pub(crate) struct Event {
     /// The event's overflows, which the kernel writes into memory. A signal says that there was an overflow, and not how
     /// many there were. And only the log says that the kernel has throttled the event: it stops until the next tick or the
     /// next period that it is given (perf_event_overflow). `None`: nobody asks for them, or the kernel had no memory for
@@ -60,18 +60,18 @@ struct Event {
     ahead: Option<u64>,
     /// What the last read has found.
     seen: Total,
-    /// The last total of the counter, for when a read fails.
-    total: u64,
+    /// The last total of the counter, in the event's unit, for when a read fails.
+    pub(crate) total: u64,
     /// The ns for which the event has counted, and those for which it should have, at the last read.
-    times: (u64, u64),
+    pub(crate) times: (u64, u64),
     /// What the event has counted while the counter stood by.
     skipped: u64,
     /// The reason why the total is not all that happened.
-    deficit: Option<Lost>,
+    pub(crate) deficit: Option<Lost>,
     /// Of an event that counts whenever its thread runs: where it last advanced.
     advance: Option<Advance>,
     /// The ns that the event has been running since then.
-    stuck_ns: u64,
+    pub(crate) stuck_ns: u64,
 }
 
 /// A count, and what its clock said, when the count last advanced.
@@ -269,6 +269,11 @@ impl Events {
         self.which(|state| state == State::Counting)
     }
 
+    /// Returns what was found at the last read of the event behind `counter`, if it has one.
+    pub(crate) fn last(&self, counter: Counter) -> Option<&Event> {
+        self.events[counter].as_ref()
+    }
+
     /// Returns whether `counter` counts.
     pub(crate) fn counts(&self, counter: Counter) -> bool {
         let event = self.events[counter].as_ref();
@@ -278,11 +283,6 @@ impl Events {
     /// Returns the counters that have an event.
     pub(crate) fn open_events(&self) -> CounterSet {
         self.open
-    }
-
-    /// Returns why the total of `counter` is not all that happened, by the totals read so far.
-    pub(crate) fn deficit(&self, counter: Counter) -> Option<Lost> {
-        self.events[counter].as_ref()?.deficit
     }
 
     /// Sets the next overflow of the event behind `counter`, in its unit from now on.
@@ -303,19 +303,6 @@ impl Events {
             page.take_overflows(&mut taken);
         }
         taken
-    }
-
-    /// Returns the ns for which the event behind `counter` has counted, and those for which it should have, by the last
-    /// total that was read.
-    pub(crate) fn times(&self, counter: Counter) -> Option<(u64, u64)> {
-        let event = self.events[counter].as_ref()?;
-        Some(event.times)
-    }
-
-    /// Returns the ns for which the event behind `counter` has been running and has not counted, although it is steady.
-    pub(crate) fn stuck_ns(&self, counter: Counter) -> u64 {
-        let event = self.events[counter].as_ref();
-        event.map_or(0, |event| event.stuck_ns)
     }
 
     /// Has `counters` count.
@@ -353,11 +340,6 @@ impl Events {
         }
     }
 
-    /// Returns the last total of `counter`, in its event's unit.
-    pub(crate) fn total(&self, counter: Counter) -> u64 {
-        self.events[counter].as_ref().map_or(0, |event| event.total)
-    }
-
     /// Reads the total of `counter`, in its event's unit. An event in an error state reads nothing: its total stands
     /// still.
     pub(crate) fn read(&mut self, counter: Counter) -> u64 {
@@ -373,7 +355,7 @@ impl Events {
         {
             event.take_own(total);
         }
-        self.total(counter)
+        self.last(counter).map_or(0, |event| event.total)
     }
 
     /// Returns the counters whose event is in a state as `wanted`.

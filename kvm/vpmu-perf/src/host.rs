@@ -206,7 +206,7 @@ impl PerfHost {
     /// by the last total that was read. They differ where the counter is
     /// [`Lost::Multiplexed`]. `None`: there is no event.
     pub fn times(&self, counter: Counter) -> Option<(u64, u64)> {
-        self.events.times(counter)
+        Some(self.events.last(counter)?.times)
     }
 
     /// Returns the longest time, in ns, for which the total of a counter of cycles did not advance although its perf event
@@ -405,12 +405,12 @@ impl PerfHost {
 
     /// Returns the guest's events that the last total of `counter` stands for.
     fn value(&mut self, counter: Counter) -> u64 {
-        let (total, slot) = (self.events.total(counter), &mut self.slots[counter]);
+        let (event, slot) = (self.events.last(counter), &mut self.slots[counter]);
+        let (total, stuck_ns) = event.map_or((0, 0), |event| (event.total, event.stuck_ns));
         let value = slot.value(total, self.units);
         let portion = slot.portion.as_mut();
-        let stuck_ns = portion.map_or(0, |time| time.stuck_ns(total));
-        let stuck_ns = self.events.stuck_ns(counter).max(stuck_ns);
-        self.longest_stuck_ns = self.longest_stuck_ns.max(stuck_ns);
+        let portion_ns = portion.map_or(0, |time| time.stuck_ns(total));
+        self.longest_stuck_ns = self.longest_stuck_ns.max(stuck_ns).max(portion_ns);
         value
     }
 
@@ -597,7 +597,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         if self.slots[counter].is_portion() && sampler.is_some_and(RingSampler::is_blind) {
             return Some(Lost::Unsupported);
         }
-        self.events.deficit(counter)
+        self.events.last(counter)?.deficit
     }
 }
 
