@@ -12,7 +12,7 @@
 mod promises;
 
 use vpmu::paravirt::Offer;
-use vpmu::x86::{Capability, CpuidLeaf, amd, intel};
+use vpmu::x86::{Capability, CpuidLeaf, amd};
 
 /// A model of family 6 that Intel never made: no kernel has special handling for it.
 const SIGNATURE: u32 = 0x000f_06e1;
@@ -113,8 +113,8 @@ pub(crate) fn set_architectural(
     capability: &Capability,
     tsc_khz: u32,
 ) {
-    if let Capability::Intel(intel) = capability {
-        set_intel(cpuid, intel, tsc_khz);
+    if let Capability::Intel(_) = capability {
+        set_intel(cpuid, tsc_khz);
     }
     let of_kvm = kvm_features(cpuid);
     for entry in cpuid.iter_mut() {
@@ -128,11 +128,13 @@ pub(crate) fn set_architectural(
     }
     let has_topology = cpuid.iter().any(|entry| entry.function == 0x8000_001e);
     let leaves = own_leaves(capability);
-    let last = leaves.iter().map(|leaf| leaf.0).max();
     for CpuidEntry { function, leaf, .. } in cpuid.iter_mut() {
         match *function {
-            0x8000_0000 if last > Some(leaf.eax) && last > Some(0x8000_0000) => {
-                leaf.eax = last.unwrap_or_default();
+            // The last leaf of the range.
+            first @ (0 | 0x8000_0000) => {
+                let own = leaves.iter().map(|own| own.0);
+                let own = own.filter(|own| own & 0x8000_0000 == first).max();
+                leaf.eax = leaf.eax.max(own.unwrap_or(0));
             }
             // The bit may explain a leaf that the VMM has taken out.
             0x8000_0001 if !has_topology => leaf.ecx &= !TOPOEXT,
@@ -163,26 +165,14 @@ fn signature(leaf: &CpuidLeaf) -> [u8; 12] {
     std::array::from_fn(|n| words[n / 4].to_le_bytes()[n % 4])
 }
 
-fn set_intel(cpuid: &mut Vec<CpuidEntry>, capability: &intel::Capability, tsc_khz: u32) {
+fn set_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
     let vendor = cpuid.iter().find(|entry| entry.function == 0);
     if vendor.is_none_or(|entry| (entry.leaf.ebx, entry.leaf.edx, entry.leaf.ecx) != INTEL) {
         become_intel(cpuid, tsc_khz);
     }
-    for entry in cpuid.iter_mut() {
-        let leaf = &mut entry.leaf;
-        match entry.function {
-            0 => {
-                let own = match (capability.leaf_23, capability.lbr) {
-                    (true, _) => 0x23,
-                    (false, Some(_)) => 0x1c,
-                    (false, None) => 0x0a,
-                };
-                leaf.eax = leaf.eax.max(own);
-            }
-            // Linux has tables of events and quirks for models that it knows, and would use counters that are not there.
-            1 => leaf.eax = SIGNATURE,
-            _ => {}
-        }
+    for entry in cpuid.iter_mut().filter(|entry| entry.function == 1) {
+        // Linux has tables of events and quirks for models that it knows, and would use counters that are not there.
+        entry.leaf.eax = SIGNATURE;
     }
 }
 
@@ -282,7 +272,8 @@ fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vpmu::x86::{intel::Version, lbr};
+    use vpmu::x86::intel::{self, Version};
+    use vpmu::x86::lbr;
 
     fn intel(version: Version) -> Capability {
         intel::Capability::new(version).into()
