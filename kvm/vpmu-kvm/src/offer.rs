@@ -15,7 +15,7 @@ use crate::options::{Lbr, Model, Options, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 use crate::trial;
 use branches::{BTF, LBR, offer_lbr, with_lbr};
-pub(crate) use pebs::{has_pebs, samples};
+pub(crate) use pebs::samples;
 
 /// Counters that share a clock. More would do no harm, but would be useless: they all count the same.
 const CLOCK_COUNTERS: u8 = 8;
@@ -56,24 +56,29 @@ impl From<Capability> for Offer {
     }
 }
 
+impl Pmu {
+    /// Returns the number of counters.
+    pub(crate) fn counters(&self) -> usize {
+        match self {
+            Self::Architectural(Capability::Intel(pmu)) => {
+                usize::from(pmu.general) + pmu.fixed.count_ones() as usize
+            }
+            Self::Architectural(Capability::Amd(pmu)) => pmu.counters().len() as usize,
+            Self::Paravirtual(offer) => offer.counters.into(),
+        }
+    }
+
+    pub(crate) fn has_pebs(&self) -> bool {
+        matches!(self, Self::Architectural(Capability::Intel(pmu)) if pmu.pebs.is_some())
+    }
+}
+
 impl Offer {
     /// Returns the architectural PMU, if the guest is offered one.
     pub fn capability(&self) -> Option<Capability> {
         match &self.pmu {
             Some(Pmu::Architectural(capability)) => Some(*capability),
             Some(Pmu::Paravirtual(_)) | None => None,
-        }
-    }
-
-    /// Returns the number of counters that the guest is offered.
-    pub(crate) fn counters(&self) -> usize {
-        match &self.pmu {
-            None => 0,
-            Some(Pmu::Architectural(Capability::Intel(pmu))) => {
-                usize::from(pmu.general) + pmu.fixed.count_ones() as usize
-            }
-            Some(Pmu::Architectural(Capability::Amd(pmu))) => pmu.counters().len() as usize,
-            Some(Pmu::Paravirtual(offer)) => offer.counters.into(),
         }
     }
 
@@ -176,7 +181,7 @@ impl Offer {
     }
 
     pub(crate) fn has_pebs(&self) -> bool {
-        self.capability().as_ref().is_some_and(has_pebs)
+        self.pmu.as_ref().is_some_and(Pmu::has_pebs)
     }
 }
 
@@ -324,14 +329,14 @@ fn backing(found: Support, options: &Options, pmu: &Pmu) -> Result<Backing, Erro
     let Support {
         backing, events, ..
     } = found;
+    if pmu.has_pebs() {
+        pebs::check_skid(options.skid, backing)?;
+    }
     match pmu {
         Pmu::Architectural(capability) => {
             // A saved guest may come from another host.
             if matches!(capability, Capability::Amd(_)) && Vendor::of_host() != Vendor::Amd {
                 return Err(Error::NoAmd);
-            }
-            if has_pebs(capability) {
-                pebs::check_skid(options.skid, backing)?;
             }
             check_events(events, |event| capability.has_event(event))?;
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use vpmu_perf::{Backing, Descriptors, Flag, KICKED, Kick, PerfHost, PerfOptions};
 
 use crate::error::Error;
-use crate::offer::{self, Offer, Pmu};
+use crate::offer::{self, Pmu};
 use crate::options::Options;
 use crate::pmu::VcpuPmu;
 
@@ -36,23 +36,21 @@ impl Thread {
     /// When this process may not count guests, or the host cannot count what the guest is offered.
     pub(crate) fn new(pmu: &Pmu, options: &Options, kick: Kick) -> Result<Self, Error> {
         let backing = offer::check(options, pmu)?;
-        let pebs = Offer::from(pmu.clone()).has_pebs();
-        let is_paravirtual = matches!(pmu, Pmu::Paravirtual(_));
+        let has_records = pmu.has_pebs() || matches!(pmu, Pmu::Paravirtual(_));
         let perf = PerfOptions {
             // A guest does not write a counter anew for each record, and a driver with a page for no overflow.
-            repeating: pebs || is_paravirtual,
-            sampling: (pebs || is_paravirtual) && offer::samples(options)?,
+            repeating: has_records,
+            sampling: has_records && offer::samples(options)?,
             kick,
             ..options.perf()
         };
         // Whatever a jail forbids later is done here.
         vpmu_perf::prepare(&perf)?;
-        let counters = Offer::from(pmu.clone()).counters();
         Ok(Self {
             backing,
             slice: Slice::new(),
             is_unsure_of_rate: false,
-            _descriptors: Descriptors::promise(counters, backing, perf.sampling)?,
+            _descriptors: Descriptors::promise(pmu.counters(), backing, perf.sampling)?,
             perf,
         })
     }

@@ -2,16 +2,10 @@
 
 use std::fs;
 
-use vpmu::x86::Capability;
 use vpmu_perf::Backing;
 
 use crate::error::Error;
 use crate::options::{Options, Pebs, Skid};
-
-/// Returns whether a guest with `capability` has PEBS.
-pub(crate) fn has_pebs(capability: &Capability) -> bool {
-    matches!(capability, Capability::Intel(capability) if capability.pebs.is_some())
-}
 
 /// Returns the number of bits of a linear address of this machine's processor, and so of its guests.
 pub(super) fn linear_address_bits() -> u8 {
