@@ -6,6 +6,7 @@
 //! a processor's TLB: the guest that changes its tables meanwhile, from another vCPU, has to interrupt this vCPU before
 //! it can rely on the change.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_xsave};
@@ -67,53 +68,24 @@ impl VcpuGuest {
         self.regs.ok_or(Fault)
     }
 
-    /// Returns the page behind `address`, where the processor may read it, or write it if it `is_written`: by an implicit
-    /// access of the supervisor (SDM vol. 3A, 4.6), which never reaches user space with CR4.SMAP.
-    fn page(&mut self, address: u64, is_written: bool) -> Result<u64, Fault> {
+    /// Returns the physical address behind `address`, where the processor may access it so: by an implicit access of the
+    /// supervisor (SDM vol. 3A, 4.6), which never reaches user space with CR4.SMAP.
+    fn place(&mut self, address: u64, access: Access) -> Option<u64> {
         let linear = address & !(PAGE - 1);
-        let paging = Paging::of(&system(self.sregs()?));
+        let paging = Paging::of(&system(self.sregs().ok()?));
         let known = self.pages.iter().flatten().find(|&&(at, _)| at == linear);
         let page = match known {
             Some(&(_, page)) => page,
             None => {
-                let page = paging.translate(&*self.memory, address).ok_or(Fault)?;
+                let page = paging.translate(&*self.memory, address)?;
                 // Two are enough: the DS area's page, and that of the buffer's present end.
                 self.pages.rotate_right(1);
                 self.pages[0] = Some((linear, page));
                 page
             }
         };
-        let access = if is_written {
-            Access::Store
-        } else {
-            Access::Load
-        };
         let is_permitted = paging.permits(address, &page, access, Mode::Implicit, || None);
-        is_permitted.then_some(page.physical).ok_or(Fault)
-    }
-
-    /// Calls `body` with each page's part of the range: its physical address, and the bytes of the range that it has.
-    fn each_page(
-        &mut self,
-        address: u64,
-        length: usize,
-        is_written: bool,
-        mut body: impl FnMut(&dyn GuestMemory, u64, std::ops::Range<usize>) -> bool,
-    ) -> Result<(), Fault> {
-        let mut done = 0;
-        while done < length {
-            let at = address.checked_add(done as u64).ok_or(Fault)?;
-            // A record may cross pages, and the next page may be missing.
-            let rest = (PAGE - at % PAGE) as usize;
-            let end = length.min(done + rest);
-            // Each page is found anew: neighbours in linear memory need not be neighbours in RAM.
-            let physical = self.page(at, is_written)? + at % PAGE;
-            if !body(&*self.memory, physical, done..end) {
-                return Err(Fault);
-            }
-            done = end;
-        }
-        Ok(())
+        is_permitted.then_some(page.physical + address % PAGE)
     }
 }
 
@@ -140,15 +112,19 @@ impl SampledGuest for VcpuGuest {
 
 impl Guest for VcpuGuest {
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        self.each_page(address, bytes.len(), false, |memory, at, part| {
-            memory.read(at, &mut bytes[part])
-        })
+        let read = each_page(address, bytes.len(), |at, part| {
+            let place = self.place(at, Access::Load);
+            place.is_some_and(|place| self.memory.read(place, &mut bytes[part]))
+        });
+        read.then_some(()).ok_or(Fault)
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        self.each_page(address, bytes.len(), true, |memory, at, part| {
-            memory.write(at, &bytes[part])
-        })
+        let written = each_page(address, bytes.len(), |at, part| {
+            let place = self.place(at, Access::Store);
+            place.is_some_and(|place| self.memory.write(place, &bytes[part]))
+        });
+        written.then_some(()).ok_or(Fault)
     }
 
     fn sample(&mut self) -> Result<Sample, Fault> {
@@ -202,6 +178,27 @@ impl Guest for VcpuGuest {
         }
         Ok(registers)
     }
+}
+
+/// Calls `body` with the linear address of each page's part of the range, and the bytes of the range that it has: neighbours
+/// in linear memory need not be neighbours in RAM, and the next page may be missing. Returns whether all calls have done so.
+pub(crate) fn each_page(
+    address: u64,
+    length: usize,
+    mut body: impl FnMut(u64, Range<usize>) -> bool,
+) -> bool {
+    let mut done = 0;
+    while done < length {
+        let Some(at) = address.checked_add(done as u64) else {
+            return false;
+        };
+        let end = length.min(done + (PAGE - at % PAGE) as usize);
+        if !body(at, done..end) {
+            return false;
+        }
+        done = end;
+    }
+    true
 }
 
 /// Returns the general registers as `vpmu-x86` has them.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use kvm_bindings::kvm_sregs;
 
-use crate::guest::system;
+use crate::guest::{each_page, system};
 use crate::memory::GuestMemory;
 use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
 
@@ -34,17 +34,11 @@ impl<'a> Code<'a> {
         mode: Mode,
     ) -> Option<[u8; N]> {
         let mut bytes = [0; N];
-        let mut done = 0;
-        while done < N {
-            let at = address.checked_add(done as u64)?;
-            let physical = self.place(at, access, mode)?;
-            let end = N.min(done + (PAGE - at % PAGE) as usize);
-            self.memory
-                .read(physical, &mut bytes[done..end])
-                .then_some(())?;
-            done = end;
-        }
-        Some(bytes)
+        let read = each_page(address, N, |at, part| {
+            let place = self.place(at, access, mode);
+            place.is_some_and(|place| self.memory.read(place, &mut bytes[part]))
+        });
+        read.then_some(bytes)
     }
 
     /// Returns the physical address of the byte at `address`, where it may be accessed so.
