@@ -110,12 +110,10 @@ struct Run {
     asks_sregs: bool,
     /// IA32_LSTAR, which no guest changes in a run, for its system calls.
     lstar: Option<u64>,
-    /// The registers with which the guest set out, if it has.
-    before: Option<kvm_regs>,
+    /// The registers with which the guest set out, if it has, with CR2 and CR3.
+    before: Option<(kvm_regs, (u64, u64))>,
     /// The places where the vCPU has breakpoints.
     places: Places,
-    cr2: u64,
-    cr3: u64,
 }
 
 impl Run {
@@ -293,8 +291,6 @@ impl Follower {
             lstar: None,
             before: None,
             places: Places::default(),
-            cr2: 0,
-            cr3: 0,
         });
         Ok(())
     }
@@ -350,8 +346,7 @@ impl Follower {
         if rflags != regs.rflags {
             kvm.run.set_regs(&kvm_regs { rflags, ..regs });
         }
-        (run.cr2, run.cr3) = (sregs.cr2, sregs.cr3);
-        run.before = Some(regs);
+        run.before = Some((regs, (sregs.cr2, sregs.cr3)));
         run.exits += 1;
         Ok(true)
     }
@@ -375,19 +370,15 @@ impl Follower {
         let Some(run) = &mut self.run else {
             return Ok(false);
         };
-        let Some(before) = run.before.take() else {
+        // The vCPU may not have been run.
+        let (Some((before, control)), Some(regs)) = (run.before.take(), kvm.run.regs()) else {
             return Ok(false);
         };
-        let (regs, sregs) = match kvm.run.regs() {
-            Some(regs) => (regs, kvm.run.sregs()),
-            // The vCPU was not run.
-            None => return Ok(false),
-        };
+        let sregs = kvm.run.sregs();
         let is_ours = returned == Returned::Debug;
         if self.trace.is_opaque {
             self.predictor.forget_pages();
         }
-        let control = (run.cr2, run.cr3);
         let taken = self.trace.taken(&regs, &sregs, control, is_ours);
         if is_ours && regs.rip == before.rip {
             match taken {
