@@ -6,7 +6,7 @@ use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_MSR_FILTER, KVM_CAP_X86_USER_SPACE_MSR,
     KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_FILTER_DEFAULT_ALLOW, KVM_MSR_FILTER_DEFAULT_DENY,
     KVM_MSR_FILTER_MAX_BITMAP_SIZE, KVM_MSR_FILTER_MAX_RANGES, KVM_MSR_FILTER_READ,
-    KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter, kvm_msr_filter_range,
+    KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter,
 };
 
 use crate::error::Error;
@@ -80,32 +80,20 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<()
     let reasons = KVM_MSR_EXIT_REASON_FILTER.into();
     sys::enable_cap(vm, KVM_CAP_X86_USER_SPACE_MSR, reasons)?;
 
-    // A clear bit denies, and KVM hands denied accesses to the VMM.
-    let mut denied = [0_u8; DENIED];
-    let mut filter = kvm_msr_filter::default();
-    if own.ranges.iter().any(|range| range.count > LARGEST) {
+    // KVM stops at the first range that has an MSR, so the parts' MSRs come before the VMM's.
+    let ranges = [runs(msrs), own.ranges.clone()].concat();
+    if ranges.iter().any(|range| range.count > LARGEST) {
         return Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::EINVAL));
     }
-    let runs = runs(msrs);
-    if runs.len() + own.ranges.len() > filter.ranges.len() {
+    let mut filter = kvm_msr_filter::default();
+    if ranges.len() > filter.ranges.len() {
         return Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::E2BIG));
     }
-    // KVM stops at the first range that has an MSR, so the parts' MSRs come before the VMM's.
-    let mut own_bitmaps: Vec<Vec<u8>> = own.ranges.iter().map(FilterRange::bitmap).collect();
-    for ((range, own), bitmap) in filter.ranges[runs.len()..]
-        .iter_mut()
-        .zip(&own.ranges)
-        .zip(&mut own_bitmaps)
-    {
-        put(range, own.flags(), own.base, own.count, bitmap);
-    }
-    for (range, (base, nmsrs)) in filter.ranges.iter_mut().zip(runs) {
-        let write = match crate::rdpmc::is_index(base) {
-            // An RDPMC reads only. Writes of what MSRs there may be are KVM's.
-            true => 0,
-            false => KVM_MSR_FILTER_WRITE,
-        };
-        put(range, KVM_MSR_FILTER_READ | write, base, nmsrs, &mut denied);
+    let mut bitmaps: Vec<Vec<u8>> = ranges.iter().map(FilterRange::bitmap).collect();
+    for ((place, range), bitmap) in filter.ranges.iter_mut().zip(&ranges).zip(&mut bitmaps) {
+        // The padding stays zero: the kernel reads that, too.
+        (place.flags, place.base, place.nmsrs) = (range.flags(), range.base, range.count);
+        place.bitmap = bitmap.as_mut_ptr();
     }
     filter.flags = match own.denies_by_default {
         true => KVM_MSR_FILTER_DEFAULT_DENY,
@@ -115,16 +103,8 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<()
     sys::X86_SET_MSR_FILTER.set(vm, &filter)
 }
 
-/// Sets the range's fields, and leaves its padding zero: the kernel reads that, too.
-fn put(range: &mut kvm_msr_filter_range, flags: u32, base: u32, nmsrs: u32, bitmap: &mut [u8]) {
-    range.flags = flags;
-    range.base = base;
-    range.nmsrs = nmsrs;
-    range.bitmap = bitmap.as_mut_ptr();
-}
-
 impl FilterRange {
-    /// Returns a bit for each MSR. What the VMM's bitmap is too short for is denied.
+    /// Returns a bit for each MSR. What `allowed` is too short for is denied.
     fn bitmap(&self) -> Vec<u8> {
         let mut bitmap = self.allowed.clone();
         // KVM reads whole words of 64 bits.
@@ -140,23 +120,26 @@ impl FilterRange {
 }
 
 const _: () = assert!(KVM_MSR_FILTER_MAX_RANGES == 16);
-/// Bytes of a bitmap for the longest run.
-const DENIED: usize = LONGEST.div_ceil(8) as usize;
-/// MSRs in a range of the VMM's: KVM takes bitmaps of so many bits.
+/// MSRs in a range: KVM takes bitmaps of so many bits.
 const LARGEST: u32 = KVM_MSR_FILTER_MAX_BITMAP_SIZE * u8::BITS;
-/// MSRs in a run.
-const LONGEST: u32 = 256;
 
-/// Returns first MSRs, each with the number of MSRs in its run.
-fn runs(msrs: &[u32]) -> Vec<(u32, u32)> {
+/// Returns the ranges of MSRs that are handed over: a clear bit denies, and KVM hands denied accesses to the VMM.
+fn runs(msrs: &[u32]) -> Vec<FilterRange> {
     let mut addresses = msrs.to_vec();
     // KVM has 16 ranges, and neighbours share one.
     addresses.sort_unstable();
     addresses.dedup();
     addresses
         .chunk_by(|a, b| b - a == 1)
-        .flat_map(|run| run.chunks(LONGEST as usize))
-        .map(|run| (run[0], run.len() as u32))
+        .flat_map(|run| run.chunks(LARGEST as usize))
+        .map(|run| FilterRange {
+            base: run[0],
+            count: run.len() as u32,
+            reads: true,
+            // An RDPMC reads only. Writes of what MSRs there may be are KVM's.
+            writes: !crate::rdpmc::is_index(run[0]),
+            allowed: Vec::new(),
+        })
         .collect()
 }
 
@@ -195,7 +178,8 @@ mod tests {
             (amd, 3, (0xc001_0200, 12)),
         ] {
             let msrs: Vec<u32> = capability.msrs().collect();
-            let runs = runs(&msrs);
+            let runs = runs(&msrs).into_iter().map(|run| (run.base, run.count));
+            let runs: Vec<(u32, u32)> = runs.collect();
             assert!(runs.len() <= most, "{runs:x?}");
             assert!(runs.contains(&run));
             let all = runs.iter().map(|run| run.1 as usize).sum::<usize>();
@@ -205,7 +189,11 @@ mod tests {
 
     #[test]
     fn a_long_run_is_cut() {
-        let msrs: Vec<u32> = (0..300).rev().chain([7]).collect();
-        assert_eq!(runs(&msrs), [(0, 256), (256, 44)]);
+        let msrs: Vec<u32> = (0..LARGEST + 44).rev().chain([7]).collect();
+        let runs = runs(&msrs);
+        let counts: Vec<(u32, u32)> = runs.iter().map(|run| (run.base, run.count)).collect();
+        assert_eq!(counts, [(0, LARGEST), (LARGEST, 44)]);
+        // As the kernel reads it: whole words.
+        assert_eq!(runs[1].bitmap(), [0; 8]);
     }
 }
