@@ -335,11 +335,11 @@ impl Follower {
         let places = self.trace.places();
         // A loop stops where it has stopped before.
         if places != run.places {
-            debug::break_at(&kvm.vcpu, places.used())?;
+            debug::break_at(&kvm.vcpu, &places)?;
             run.places = places;
         }
         // A breakpoint where the guest is: the next time, not now. Set for an earlier trace, the flag would hide others.
-        let rflags = match places.used().contains(&regs.rip) {
+        let rflags = match places.contains(&Some(regs.rip)) {
             true => regs.rflags | walk::RF,
             false => regs.rflags & !walk::RF,
         };

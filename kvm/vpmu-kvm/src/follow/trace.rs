@@ -30,17 +30,7 @@ pub(super) struct Leaf {
 }
 
 /// Places for breakpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Places {
-    ips: [u64; BREAKPOINTS],
-    count: usize,
-}
-
-impl Places {
-    pub(super) fn used(&self) -> &[u64] {
-        &self.ips[..self.count]
-    }
-}
+pub(super) type Places = [Option<u64>; BREAKPOINTS];
 
 /// Branches that a vCPU has taken, the oldest first.
 pub(super) type Taken<'a> = (&'a [Branch], Option<Branch>);
@@ -64,12 +54,7 @@ pub(super) struct Trace {
 impl Trace {
     /// Returns the places of the leaves.
     pub(super) fn places(&self) -> Places {
-        let mut places = Places::default();
-        for leaf in self.leaves.iter().take(BREAKPOINTS) {
-            places.ips[places.count] = leaf.ip;
-            places.count += 1;
-        }
-        places
+        std::array::from_fn(|n| Some(self.leaves.get(n)?.ip))
     }
 
     /// Makes room for another trace. The memory is kept.

@@ -17,14 +17,13 @@ pub(crate) fn can_break(vm: &impl AsRawFd) -> bool {
     check_extension(vm, KVM_CAP_SET_GUEST_DEBUG2) & BREAK == BREAK
 }
 
-/// Has the vCPU exit before it executes one of these instructions, at most four. Interrupts wait.
-pub(crate) fn break_at(vcpu: &impl AsRawFd, places: &[u64]) -> Result<(), Error> {
+/// Has the vCPU exit before it executes one of these instructions. Interrupts wait.
+pub(crate) fn break_at(vcpu: &impl AsRawFd, places: &[Option<u64>; 4]) -> Result<(), Error> {
     let mut debug = kvm_guest_debug {
         control: BREAK,
         ..Default::default()
     };
-    // DR0 to DR3 are all that there are.
-    for (n, place) in places.iter().take(4).enumerate() {
+    for (n, place) in places.iter().flatten().enumerate() {
         debug.arch.debugreg[n] = *place;
         // A global breakpoint of an instruction.
         debug.arch.debugreg[7] |= 2 << (2 * n);
