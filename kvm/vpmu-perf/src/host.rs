@@ -27,7 +27,7 @@ use crate::pace::{FLOOR, Pace};
 use crate::portion::{Portion, TimeUp};
 use crate::processor::Vendor;
 use crate::rings::{LONGEST, RingSampler};
-use crate::sampler;
+use crate::sampler::{self, CounterSampler};
 use crate::slot::{Overflow, Period, Slot, Units};
 use crate::support::prepare;
 
@@ -611,12 +611,25 @@ impl pebs::Host for PerfHost {
         let period = self.units.to_count(events.get());
         let others = self.which(Slot::is_sampled) - counter.alone();
         let shortest = sampler::SHORTEST * u64::from(1 + others.len());
-        let is_sampled = self.slots[counter].is_sampled();
-        if !self.options.sampling || period < shortest || !(is_sampled || self.has_room()) {
+        let has_room = self.slots[counter].is_sampled() || self.has_room();
+        let (thread, counts) = (self.notes.target(), self.events.counts(counter));
+        let Slot {
+            sampled: Some(kind),
+            sampler,
+            ..
+        } = &mut self.slots[counter]
+        else {
+            return 0;
+        };
+        if !self.options.sampling || period < shortest || !has_room {
             return 0;
         }
-        let (thread, counts) = (self.notes.target(), self.events.counts(counter));
-        let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
+        if sampler.is_none() {
+            *sampler = CounterSampler::open(self.kernel, *kind, thread);
+        }
+        let begun = sampler
+            .as_mut()
+            .and_then(|sampler| sampler.begin(period, counts));
         // What the kernel refuses, it refuses again.
         self.options.sampling = begun.is_some();
         begun.unwrap_or(0)

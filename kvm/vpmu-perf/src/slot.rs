@@ -12,7 +12,6 @@ use std::num::NonZeroU64;
 
 use vpmu::counter::Report;
 
-use crate::kernel::Kernel;
 use crate::kind::{ENDLESS, Kind};
 use crate::options::Backing;
 use crate::pace::FLOOR;
@@ -27,7 +26,7 @@ pub(crate) struct Slot {
     /// its perf event counts.
     pub(crate) portion: Option<PortionTime>,
     /// What its samples are taken of. `None`: a portion, which has none.
-    sampled: Option<Kind>,
+    pub(crate) sampled: Option<Kind>,
     /// Made when it is first wanted.
     pub(crate) sampler: Option<CounterSampler>,
 }
@@ -67,25 +66,6 @@ impl Slot {
                 time.give(units.to_guest(own))
             }
         }
-    }
-
-    /// Samples each `period` of `thread`, at once if the counter `counts`. Returns the number of samples that are kept;
-    /// `None`: the kernel refuses.
-    pub(crate) fn begin_sampling(
-        &mut self,
-        kernel: &'static dyn Kernel,
-        thread: libc::pid_t,
-        period: u64,
-        counts: bool,
-    ) -> Option<u64> {
-        let Some(kind) = self.sampled else {
-            return Some(0);
-        };
-        let sampler = match &mut self.sampler {
-            Some(sampler) => sampler,
-            sampler => sampler.insert(CounterSampler::open(kernel, kind, thread)?),
-        };
-        sampler.begin(period, counts)
     }
 }
 
