@@ -17,27 +17,9 @@ use vpmu::x86::ArchEvent;
 
 use crate::processor::{P0_CYCLES, Processor, Vendor};
 
-/// One row: the perf event that counts `event` on processors of these families. `None`: of every vendor.
-struct Row {
-    event: ArchEvent,
-    vendor: Option<Vendor>,
-    families: RangeInclusive<u8>,
-    opens: (u32, u64),
-}
-
-const fn row(
-    event: ArchEvent,
-    vendor: Option<Vendor>,
-    families: RangeInclusive<u8>,
-    opens: (u32, u64),
-) -> Row {
-    Row {
-        event,
-        vendor,
-        families,
-        opens,
-    }
-}
+/// One row: an event, the vendor and the families of processors, and the type and the configuration of the perf event that
+/// counts it there. No vendor: every one.
+type Row = (ArchEvent, Option<Vendor>, RangeInclusive<u8>, (u32, u64));
 
 const fn generic(number: u32) -> (u32, u64) {
     (PERF_TYPE_HARDWARE, number as u64)
@@ -61,42 +43,42 @@ const ROWS: &[Row] = {
     const AMD: Option<Vendor> = Some(Vendor::Amd);
     &[
         // Intel 0x003c, AMD 0x0076 in each map.
-        row(CoreCycles, None, EVERY, generic(PERF_COUNT_HW_CPU_CYCLES)),
+        (CoreCycles, None, EVERY, generic(PERF_COUNT_HW_CPU_CYCLES)),
         // 0x00c0 in all maps.
-        row(Instructions, None, EVERY, generic(PERF_COUNT_HW_INSTRUCTIONS)),
+        (Instructions, None, EVERY, generic(PERF_COUNT_HW_INSTRUCTIONS)),
         // Intel 0x00c4 and 0x00c5, AMD 0x00c2 and 0x00c3 in each map.
-        row(Branches, None, EVERY, generic(PERF_COUNT_HW_BRANCH_INSTRUCTIONS)),
-        row(BranchMisses, None, EVERY, generic(PERF_COUNT_HW_BRANCH_MISSES)),
+        (Branches, None, EVERY, generic(PERF_COUNT_HW_BRANCH_INSTRUCTIONS)),
+        (BranchMisses, None, EVERY, generic(PERF_COUNT_HW_BRANCH_MISSES)),
         // AMD's core counters see no cache behind the L2, so there Linux counts the L2's requests and misses, and a guest
         // has what the host's own `perf` shows. By number: a kernel that does not know the family has the map of those up
         // to 16h, where these are other events.
-        row(LlcReferences, AMD, BEFORE_ZEN, numbered(0x077d)),
-        row(LlcMisses, AMD, BEFORE_ZEN, numbered(0x077e)),
-        row(LlcReferences, AMD, ZEN, numbered(0xff60)),
-        row(LlcMisses, AMD, ZEN, numbered(0x0964)),
+        (LlcReferences, AMD, BEFORE_ZEN, numbered(0x077d)),
+        (LlcMisses, AMD, BEFORE_ZEN, numbered(0x077e)),
+        (LlcReferences, AMD, ZEN, numbered(0xff60)),
+        (LlcMisses, AMD, ZEN, numbered(0x0964)),
         // Intel 0x4f2e and 0x412e.
-        row(LlcReferences, None, EVERY, generic(PERF_COUNT_HW_CACHE_REFERENCES)),
-        row(LlcMisses, None, EVERY, generic(PERF_COUNT_HW_CACHE_MISSES)),
+        (LlcReferences, None, EVERY, generic(PERF_COUNT_HW_CACHE_REFERENCES)),
+        (LlcMisses, None, EVERY, generic(PERF_COUNT_HW_CACHE_MISSES)),
         // 0x0300 in Intel's map: a pseudo event of fixed counter 2, which counts at the TSC's rate.
-        row(TscCycles, INTEL, EVERY, generic(PERF_COUNT_HW_REF_CPU_CYCLES)),
+        (TscCycles, INTEL, EVERY, generic(PERF_COUNT_HW_REF_CPU_CYCLES)),
         // By number: Linux calls 0x013c BUS_CYCLES, and its REF_CPU_CYCLES is the one above.
-        row(ReferenceCycles, INTEL, EVERY, numbered(0x013c)),
+        (ReferenceCycles, INTEL, EVERY, numbered(0x013c)),
         // REF_CPU_CYCLES of `amd_zen4_perfmon_event_map` (Linux 6.10), by number, as earlier kernels and families have no
         // name for it. P-state 0 is the TSC's rate, so both are one event. Families up to 16h have none like that.
-        row(TscCycles, AMD, ZEN, numbered(P0_CYCLES)),
-        row(ReferenceCycles, AMD, ZEN, numbered(P0_CYCLES)),
+        (TscCycles, AMD, ZEN, numbered(P0_CYCLES)),
+        (ReferenceCycles, AMD, ZEN, numbered(P0_CYCLES)),
         // No row for TopdownSlots: Linux counts these in a group of their own (perf's `slots`), and AMD's have none.
     ]
 };
 
 /// Returns the type and the configuration of a perf event that counts `event` on `host`.
 pub(crate) fn architectural(event: ArchEvent, host: Processor) -> Option<(u32, u64)> {
-    let fits = |row: &&Row| {
-        row.event == event
-            && row.vendor.is_none_or(|vendor| vendor == host.vendor)
-            && row.families.contains(&host.family)
+    let fits = |(counted, vendor, families, _): &&Row| {
+        *counted == event
+            && vendor.is_none_or(|vendor| vendor == host.vendor)
+            && families.contains(&host.family)
     };
-    let (type_, config) = ROWS.iter().find(fits)?.opens;
+    let &(.., (type_, config)) = ROWS.iter().find(fits)?;
     let is_there = config != P0_CYCLES || host.has_p0_cycles;
     is_there.then_some((type_, config))
 }
