@@ -49,9 +49,8 @@ impl Pebs {
         }
         if groups & 2 != 0 {
             let r = self.guest.general()?;
-            words.extend([r.rflags, r.rip, r.rax, r.rcx, r.rdx, r.rbx]);
-            words.extend([r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9]);
-            words.extend([r.r10, r.r11, r.r12, r.r13, r.r14, r.r15]);
+            words.extend([r.rflags, r.rip]);
+            words.extend(r.general);
         }
         if groups & 4 != 0 {
             let halves = |xmm: u128| [(xmm & u128::from(u64::MAX)) as u64, (xmm >> 64) as u64];

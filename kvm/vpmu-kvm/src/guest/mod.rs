@@ -13,9 +13,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs, kvm_xsave};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Sample};
 use vpmu_perf::SampledGuest;
-#[cfg(feature = "lbr")]
-use vpmu_x86::cpu::Registers;
-use vpmu_x86::cpu::System;
+use vpmu_x86::cpu::{Registers, System};
 use vpmu_x86::paging::{Access, Mode, PAGE, Page, Paging};
 
 use crate::memory::GuestMemory;
@@ -138,26 +136,11 @@ impl Guest for VcpuGuest {
     }
 
     fn general(&mut self) -> Result<GeneralRegisters, Fault> {
-        let regs = self.regs()?;
+        let registers = registers(&self.regs()?);
         Ok(GeneralRegisters {
-            rflags: regs.rflags,
-            rip: regs.rip,
-            rax: regs.rax,
-            rcx: regs.rcx,
-            rdx: regs.rdx,
-            rbx: regs.rbx,
-            rsp: regs.rsp,
-            rbp: regs.rbp,
-            rsi: regs.rsi,
-            rdi: regs.rdi,
-            r8: regs.r8,
-            r9: regs.r9,
-            r10: regs.r10,
-            r11: regs.r11,
-            r12: regs.r12,
-            r13: regs.r13,
-            r14: regs.r14,
-            r15: regs.r15,
+            rflags: registers.rflags,
+            rip: registers.rip,
+            general: registers.general,
         })
     }
 
@@ -202,7 +185,6 @@ pub(crate) fn each_page(
 }
 
 /// Returns the general registers as `vpmu-x86` has them.
-#[cfg(feature = "lbr")]
 pub(crate) const fn registers(regs: &kvm_regs) -> Registers {
     Registers {
         general: [

@@ -61,51 +61,11 @@ pub struct Sample {
 
 /// A guest's general registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is the register of its name")]
 pub struct GeneralRegisters {
+    /// RFLAGS.
     pub rflags: u64,
+    /// RIP.
     pub rip: u64,
-    pub rax: u64,
-    pub rcx: u64,
-    pub rdx: u64,
-    pub rbx: u64,
-    pub rsp: u64,
-    pub rbp: u64,
-    pub rsi: u64,
-    pub rdi: u64,
-    pub r8: u64,
-    pub r9: u64,
-    pub r10: u64,
-    pub r11: u64,
-    pub r12: u64,
-    pub r13: u64,
-    pub r14: u64,
-    pub r15: u64,
-}
-
-impl GeneralRegisters {
-    /// In the order of a record's group.
-    pub(super) const fn words(&self) -> [u64; 18] {
-        [
-            // The order of Linux's `struct pebs_gprs` (arch/x86/include/asm/perf_event.h).
-            self.rflags,
-            self.rip,
-            self.rax,
-            self.rcx,
-            self.rdx,
-            self.rbx,
-            self.rsp,
-            self.rbp,
-            self.rsi,
-            self.rdi,
-            self.r8,
-            self.r9,
-            self.r10,
-            self.r11,
-            self.r12,
-            self.r13,
-            self.r14,
-            self.r15,
-        ]
-    }
+    /// In the order of their numbers, as in a record: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+    pub general: [u64; 16],
 }

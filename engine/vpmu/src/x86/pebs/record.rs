@@ -71,7 +71,10 @@ impl Record {
             record.put(&[0; 4]);
         }
         if groups & data_cfg::GENERAL != 0 {
-            record.put(&guest.general()?.words());
+            // The order of Linux's `struct pebs_gprs` (arch/x86/include/asm/perf_event.h).
+            let registers = guest.general()?;
+            record.put(&[registers.rflags, registers.rip]);
+            record.put(&registers.general);
         }
         if groups & data_cfg::XMM != 0 {
             for register in guest.xmm()? {
