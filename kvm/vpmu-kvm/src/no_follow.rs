@@ -1,9 +1,6 @@
 //! In place of `follow` without the feature `lbr`: nobody is followed.
 
-use std::sync::Arc;
-
 use crate::error::Error;
-use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::Options;
 use crate::pmu::VcpuPmu;
@@ -14,12 +11,7 @@ use crate::run::Kvm;
 pub(crate) enum Follower {}
 
 impl Follower {
-    pub(crate) fn attach(
-        _: &Kvm,
-        offer: &Offer,
-        _: Arc<dyn GuestMemory>,
-        _: &Options,
-    ) -> Result<Option<Self>, Error> {
+    pub(crate) fn attach(_: &Kvm, offer: &Offer, _: &Options) -> Result<Option<Self>, Error> {
         match offer.has_lbr() {
             true => Err(Error::Lbr(
                 "this library was built without its feature `lbr`",

@@ -22,6 +22,7 @@ use vpmu::x86::Outcome;
 use vpmu_perf::Flag;
 
 use crate::error::Error;
+use crate::memory::GuestMemory;
 use crate::stats::Shared;
 use crate::sys;
 
@@ -36,11 +37,17 @@ pub(crate) struct Kvm {
     pub(crate) vm: Arc<OwnedFd>,
     pub(crate) vcpu: Arc<OwnedFd>,
     pub(crate) run: Arc<RunPage>,
+    /// The guest's.
+    pub(crate) memory: Arc<dyn GuestMemory>,
     pub(crate) statistics: Shared,
 }
 
 impl Kvm {
-    pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
+    pub(crate) fn new(
+        vm: &impl AsRawFd,
+        vcpu: &impl AsRawFd,
+        memory: Arc<dyn GuestMemory>,
+    ) -> Result<Self, Error> {
         sys::check_vm(vm)?;
         let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
         // Descriptors of other kinds do not have this call.
@@ -52,6 +59,7 @@ impl Kvm {
             run: Arc::new(RunPage::map(&vcpu)?),
             vm: Arc::new(vm),
             vcpu: Arc::new(vcpu),
+            memory,
             statistics: Shared::new(),
         })
     }

@@ -76,7 +76,6 @@ pub struct Vcpu {
     follower: Option<Follower>,
     /// `None`: nothing is asked of perf.
     thread: Option<Thread>,
-    memory: Arc<dyn GuestMemory>,
     options: Options,
 }
 
@@ -100,8 +99,7 @@ impl Vcpu {
             let kick = Kick::Flag(this.exits.kvm.run.clone());
             this.thread = Some(Thread::new(pmu, options, kick)?);
         }
-        let memory = Arc::clone(&this.memory);
-        this.follower = Follower::attach(&this.exits.kvm, offer, memory, options)?;
+        this.follower = Follower::attach(&this.exits.kvm, offer, options)?;
         this.exits.kvm.statistics.lock().slot = publish::take_slot(&this.offer(), this.backing());
         Ok(this)
     }
@@ -140,16 +138,13 @@ impl Vcpu {
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
         // The descriptors are tried first: a wrong one is an error before perf is asked for anything.
-        let kvm = Kvm::new(vm, vcpu)?;
+        let kvm = Kvm::new(vm, vcpu, memory)?;
         let pmu = offer.pmu.as_ref().map(|pmu| {
-            let (memory, statistics) = (Arc::clone(&memory), kvm.statistics.clone());
+            let (memory, statistics) = (Arc::clone(&kvm.memory), kvm.statistics.clone());
             VcpuPmu::new(pmu, options.policy, memory, statistics)
         });
         let pmu = pmu.transpose()?;
-        let deadline = offer.deadline.then(|| {
-            let (vm, vcpu) = (Arc::clone(&kvm.vm), Arc::clone(&kvm.vcpu));
-            Deadline::new(vm, vcpu, Arc::clone(&memory)).map(Arc::new)
-        });
+        let deadline = offer.deadline.then(|| Deadline::new(&kvm).map(Arc::new));
         Ok(Self {
             exits: Completer {
                 fault: None,
@@ -160,7 +155,6 @@ impl Vcpu {
             pmu,
             follower: None,
             thread: None,
-            memory,
             options: options.clone(),
         })
     }
@@ -177,8 +171,7 @@ impl Vcpu {
     /// Serves RDPMC without a rewritten kernel, through `rdpmc`, which all vCPUs of the VM share. Needs [`Rdpmc::msrs`]
     /// among the MSRs of [`intercept`](crate::intercept). Call this before the first run.
     pub fn set_rdpmc(&mut self, rdpmc: Arc<Rdpmc>) {
-        let memory = Arc::clone(&self.memory);
-        self.exits.rdpmc = Some(VcpuRdpmc::new(rdpmc, memory));
+        self.exits.rdpmc = Some(VcpuRdpmc::new(rdpmc));
     }
 
     /// Returns the parts that the guest is offered.
@@ -233,8 +226,7 @@ impl Vcpu {
             thread.before_run(pmu, tsc_hz, |perf| {
                 self.exits.kvm.statistics.lock().slot.show_thread();
                 let mut host = PerfHost::new(perf)?;
-                let memory = Arc::clone(&self.memory);
-                host.set_guest(VcpuGuest::new(self.exits.kvm.clone(), memory));
+                host.set_guest(VcpuGuest::new(self.exits.kvm.clone()));
                 Ok(host)
             })?;
         }

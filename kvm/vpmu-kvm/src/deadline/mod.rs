@@ -26,6 +26,7 @@ use vpmu::x86::Outcome;
 use crate::error::Error;
 use crate::lapic::{self, Lapic};
 use crate::memory::{GuestMemory, with_slot};
+use crate::run::Kvm;
 use crate::sys;
 pub(crate) use clock::tsc_offset;
 use clock::{Clock, host_khz};
@@ -88,19 +89,15 @@ impl Deadline {
     /// # Errors
     ///
     /// When the host has no timer to give, or does not report its TSC's rate.
-    pub(crate) fn new(
-        vm: Arc<OwnedFd>,
-        vcpu: Arc<OwnedFd>,
-        memory: Arc<dyn GuestMemory>,
-    ) -> Result<Self, Error> {
-        let khz = host_khz(&vm, &vcpu)?;
+    pub(crate) fn new(kvm: &Kvm) -> Result<Self, Error> {
+        let khz = host_khz(&kvm.vm, &kvm.vcpu)?;
         let timer =
             TimerFd::new().map_err(|error| Error::Timer(error.raw_os_error().unwrap_or(0)))?;
         let clock = Clock { khz, offset: 0 };
         Ok(Self {
-            vm,
-            vcpu,
-            memory,
+            vm: Arc::clone(&kvm.vm),
+            vcpu: Arc::clone(&kvm.vcpu),
+            memory: Arc::clone(&kvm.memory),
             timer,
             state: Mutex::new(State {
                 deadline: DeadlineTimer::new().with_floor(clock.ticks(FLOOR_NS)),

@@ -103,9 +103,9 @@ impl Calls {
         &mut self,
         kvm: &Kvm,
         pmu: &mut VcpuPmu,
-        memory: &dyn GuestMemory,
         keys: &Keys,
-        (filter, wanted): (Filter, u8),
+        filter: Filter,
+        wanted: u8,
     ) -> Result<(), Error> {
         let regs = kvm.regs()?;
         let sregs = sys::GET_SREGS.get(&kvm.vcpu)?;
@@ -114,7 +114,7 @@ impl Calls {
         let rights = || *asked.get_or_init(|| keys.pkru(&kvm.vcpu));
         let mut counts = CallStacks::default();
         if filter.user {
-            let (calls, found) = self.find(&regs, &sregs, memory, &rights, &mut counts);
+            let (calls, found) = self.find(&regs, &sregs, &*kvm.memory, &rights, &mut counts);
             // Where fewer records are wanted, they are the innermost calls.
             let mut branches = [None; MOST_CALLS];
             for (place, call) in branches.iter_mut().zip(&calls[..found.min(wanted.into())]) {

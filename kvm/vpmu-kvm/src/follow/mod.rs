@@ -35,7 +35,6 @@ mod walk;
 
 use std::fs;
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -45,7 +44,6 @@ use vpmu_perf::{Flag, KICKED};
 
 use crate::error::Error;
 use crate::guest::{registers, ring, system};
-use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::{Follow, Options};
 use crate::pmu::VcpuPmu;
@@ -72,7 +70,6 @@ const IA32_LSTAR: u32 = 0xc000_0082;
 
 /// Follows one vCPU.
 pub(crate) struct Follower {
-    memory: Arc<dyn GuestMemory>,
     signal: i32,
     /// Made by the thread that runs the vCPU.
     guard: Option<Guard>,
@@ -137,7 +134,6 @@ impl Follower {
     pub(crate) fn attach(
         kvm: &Kvm,
         offer: &Offer,
-        memory: Arc<dyn GuestMemory>,
         options: &Options,
     ) -> Result<Option<Self>, Error> {
         if !offer.has_lbr() {
@@ -153,7 +149,6 @@ impl Follower {
             Follow::Steps => (1, MOST_STEPS, None),
         };
         Ok(Some(Self {
-            memory,
             signal: options.perf().overflow_signal(),
             guard: None,
             predictor: Predictor::new(),
@@ -210,7 +205,7 @@ impl Follower {
             return Ok(());
         }
         if let Some(replays) = &mut self.replays {
-            replays.commit(kvm, pmu, &*self.memory);
+            replays.commit(kvm, pmu);
         }
         if wanted == 0 {
             return Ok(());
@@ -221,8 +216,7 @@ impl Follower {
             return self.stop(kvm, pmu);
         }
         if let Some(filter) = pmu.branch_filter().filter(|filter| filter.call_stack) {
-            self.calls
-                .fill(kvm, pmu, &*self.memory, &self.keys, (filter, wanted))?;
+            self.calls.fill(kvm, pmu, &self.keys, filter, wanted)?;
             return self.stop(kvm, pmu);
         }
         // The guard's signal comes late where the time goes by here, and not in the guest.
@@ -250,7 +244,7 @@ impl Follower {
     /// Plans a replay behind a read of a branch record. Call this when an exit has been completed.
     pub(crate) fn replay(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu) -> Result<(), Error> {
         match &mut self.replays {
-            Some(replays) if self.run.is_none() => replays.replay(kvm, pmu, &*self.memory),
+            Some(replays) if self.run.is_none() => replays.replay(kvm, pmu),
             _ => Ok(()),
         }
     }
@@ -264,14 +258,7 @@ impl Follower {
             Some(run) if run.exits > 0 => kvm.run.sregs(),
             _ => sys::GET_SREGS.get(&kvm.vcpu)?,
         };
-        replays.take(
-            kvm,
-            pmu,
-            &*self.memory,
-            &self.keys,
-            &sregs,
-            (filter, wanted),
-        )
+        replays.take(kvm, pmu, &self.keys, &sregs, filter, wanted)
     }
 
     /// Begins a run.
@@ -325,7 +312,7 @@ impl Follower {
             resume: self.resume,
             longest: self.longest,
         };
-        let goes = walk(&start, &*self.memory, &mut self.predictor, &mut self.trace);
+        let goes = walk(&start, &*kvm.memory, &mut self.predictor, &mut self.trace);
         if self.trace.is_cut {
             kvm.statistics.lock().replays.overruns += 1;
         }

@@ -242,12 +242,7 @@ impl Replays {
     }
 
     /// Plans a replay behind a read of a branch record, when an exit has been completed.
-    pub(super) fn replay(
-        &mut self,
-        kvm: &Kvm,
-        pmu: &mut VcpuPmu,
-        memory: &dyn GuestMemory,
-    ) -> Result<(), Error> {
+    pub(super) fn replay(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu) -> Result<(), Error> {
         let Some((msr, value)) = (kvm.run.answered()).filter(|&(msr, _)| lbr::is_record(msr))
         else {
             return Ok(());
@@ -266,7 +261,7 @@ impl Replays {
         };
         let expected = pmu.expected_reads(msr);
         let read = |msr| pmu.read_record(msr);
-        let is_planned = self.plan_reads(&start, memory, value, read, expected);
+        let is_planned = self.plan_reads(&start, &*kvm.memory, value, read, expected);
         // What costs a call is asked last.
         if is_planned && (kvm.run.is_elsewhere() || debug::breakpoints(&kvm.vcpu)? != 0) {
             self.forget();
@@ -279,10 +274,10 @@ impl Replays {
         &mut self,
         kvm: &Kvm,
         pmu: &mut VcpuPmu,
-        memory: &dyn GuestMemory,
         keys: &Keys,
         sregs: &kvm_sregs,
-        (filter, wanted): (Filter, usize),
+        filter: Filter,
+        wanted: usize,
     ) -> Result<(), Error> {
         let regs = kvm.regs()?;
         let ring = ring(sregs, &regs);
@@ -291,13 +286,13 @@ impl Replays {
             system: &system(sregs),
             pkru: &|| keys.pkru(&kvm.vcpu),
         };
-        if !self.plan_branches(&start, memory, ring, filter, wanted) {
+        if !self.plan_branches(&start, &*kvm.memory, ring, filter, wanted) {
             return Ok(());
         }
         if kvm.run.is_elsewhere() || !debug::is_untouched(&kvm.vcpu, false)? {
             self.forget();
         }
-        match self.store(&regs, memory) {
+        match self.store(&regs, &*kvm.memory) {
             None => {}
             Some(Err(Dropped)) => pmu.count_replay(None, ring),
             Some(Ok((regs, executed))) => {
@@ -310,8 +305,9 @@ impl Replays {
     }
 
     /// Commits the replay, if there is one. KVM has completed the read before it.
-    pub(super) fn commit(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu, memory: &dyn GuestMemory) {
-        let Some(committed) = kvm.run.regs().and_then(|regs| self.store(&regs, memory)) else {
+    pub(super) fn commit(&mut self, kvm: &Kvm, pmu: &mut VcpuPmu) {
+        let regs = kvm.run.regs();
+        let Some(committed) = regs.and_then(|regs| self.store(&regs, &*kvm.memory)) else {
             return;
         };
         let executed = committed.ok().map(|(regs, executed)| {

@@ -7,7 +7,6 @@
 //! it can rely on the change.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_xsave};
 use vpmu::x86::Ring;
@@ -16,7 +15,6 @@ use vpmu_perf::SampledGuest;
 use vpmu_x86::cpu::{Registers, System};
 use vpmu_x86::paging::{Access, Mode, PAGE, Page, Paging};
 
-use crate::memory::GuestMemory;
 use crate::run::Kvm;
 use crate::{deadline, sys};
 
@@ -26,7 +24,6 @@ const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 #[derive(Debug)]
 pub(crate) struct VcpuGuest {
     kvm: Kvm,
-    memory: Arc<dyn GuestMemory>,
     sregs: Option<Box<kvm_sregs>>,
     regs: Option<kvm_regs>,
     tsc_offset: Option<u64>,
@@ -35,10 +32,9 @@ pub(crate) struct VcpuGuest {
 }
 
 impl VcpuGuest {
-    pub(crate) fn new(kvm: Kvm, memory: Arc<dyn GuestMemory>) -> Self {
+    pub(crate) fn new(kvm: Kvm) -> Self {
         Self {
             kvm,
-            memory,
             sregs: None,
             regs: None,
             tsc_offset: None,
@@ -75,7 +71,7 @@ impl VcpuGuest {
         let page = match known {
             Some(&(_, page)) => page,
             None => {
-                let page = paging.translate(&*self.memory, address)?;
+                let page = paging.translate(&*self.kvm.memory, address)?;
                 // Two are enough: the DS area's page, and that of the buffer's present end.
                 self.pages.rotate_right(1);
                 self.pages[0] = Some((linear, page));
@@ -112,7 +108,7 @@ impl Guest for VcpuGuest {
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         let read = each_page(address, bytes.len(), |at, part| {
             let place = self.place(at, Access::Load);
-            place.is_some_and(|place| self.memory.read(place, &mut bytes[part]))
+            place.is_some_and(|place| self.kvm.memory.read(place, &mut bytes[part]))
         });
         read.then_some(()).ok_or(Fault)
     }
@@ -120,7 +116,7 @@ impl Guest for VcpuGuest {
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
         let written = each_page(address, bytes.len(), |at, part| {
             let place = self.place(at, Access::Store);
-            place.is_some_and(|place| self.memory.write(place, &bytes[part]))
+            place.is_some_and(|place| self.kvm.memory.write(place, &bytes[part]))
         });
         written.then_some(()).ok_or(Fault)
     }

@@ -1,6 +1,5 @@
 //! One vCPU's RDPMC: what its exits mean.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,7 +13,6 @@ use super::entry::{Displaced, Entry};
 use super::frame::{Frame, TF};
 use super::{Rdpmc, is_index};
 use crate::error::Error;
-use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
 use crate::run::Kvm;
 use crate::stats::Exit;
@@ -29,16 +27,14 @@ const RFLAGS_AC: u64 = 1 << 18;
 #[derive(Debug)]
 pub(crate) struct VcpuRdpmc {
     shared: Arc<Rdpmc>,
-    memory: Arc<dyn GuestMemory>,
     /// The last check that has found the handler to exit, and the epoch it was made in.
     armed: Option<(Instant, u64)>,
 }
 
 impl VcpuRdpmc {
-    pub(crate) fn new(shared: Arc<Rdpmc>, memory: Arc<dyn GuestMemory>) -> Self {
+    pub(crate) fn new(shared: Arc<Rdpmc>) -> Self {
         Self {
             shared,
-            memory,
             armed: None,
         }
     }
@@ -56,7 +52,7 @@ impl VcpuRdpmc {
         }
         let begin = Instant::now();
         let sregs = sys::GET_SREGS.get(&kvm.vcpu)?;
-        let armed = self.shared.arm(&sregs, &*self.memory);
+        let armed = self.shared.arm(&sregs, &*kvm.memory);
         let end = Instant::now();
         let arming = &mut kvm.statistics.lock().arming;
         arming.note(armed.is_err(), end - begin);
@@ -75,7 +71,7 @@ impl VcpuRdpmc {
             return Outcome::NotHandled;
         }
         let (_, rip) = kvm.run.rcx_and_rip();
-        if self.shared.is_site(rip) || self.is_foreign(&kvm.vcpu) {
+        if self.shared.is_site(rip) || self.is_foreign(kvm) {
             return read(pmu, msr, Ring::Kernel);
         }
         kvm.statistics.lock().count(Exit::MsrRead(msr));
@@ -89,10 +85,10 @@ impl VcpuRdpmc {
     }
 
     /// Returns whether the guest may have sites that are not known.
-    fn is_foreign(&self, vcpu: &OwnedFd) -> bool {
+    fn is_foreign(&self, kvm: &Kvm) -> bool {
         // This is no counter's way: no kernel reads the MSRs that are at the counters' indices.
-        sys::GET_SREGS.get(vcpu).is_ok_and(|sregs| {
-            let code = Code::of(&sregs, &*self.memory);
+        sys::GET_SREGS.get(&kvm.vcpu).is_ok_and(|sregs| {
+            let code = Code::of(&sregs, &*kvm.memory);
             self.shared.is_foreign(&sregs, code)
         })
     }
@@ -111,7 +107,7 @@ impl VcpuRdpmc {
             // A process that has been given ports. The handler begins at CPL 0.
             return Ok(false);
         }
-        let code = Code::of(&sregs, &*self.memory);
+        let code = Code::of(&sregs, &*kvm.memory);
         let known = self.shared.entry(regs.rip);
         // The guest's memory may come from elsewhere, and this vCPU not have searched for its handler.
         let found = || self.shared.find(&sregs, code);

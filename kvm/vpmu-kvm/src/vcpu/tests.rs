@@ -63,9 +63,10 @@ impl Rig {
         let machine = Machine::new(code, lvtpc)?;
         let pmu = pmu();
         machine.set_cpuid(&pmu.offer().into());
+        let memory = Arc::new(machine.memory.clone());
         Some(Self {
             exits: Completer {
-                kvm: Kvm::new(&machine.vm, &machine.vcpu).unwrap(),
+                kvm: Kvm::new(&machine.vm, &machine.vcpu, memory).unwrap(),
                 fault: None,
                 rdpmc: None,
                 deadline: None,
