@@ -115,15 +115,12 @@ impl VcpuRdpmc {
         let Some(entry) = entry else {
             return Ok(false);
         };
-        let frame = Frame::of_rdpmc(&sregs, &regs, code);
-        let read = frame.and_then(|frame| {
-            match read(pmu, regs.rcx as u32, frame.ring) {
-                Outcome::Value(value) => Some((frame, value)),
+        let mut complete = || {
+            let frame = Frame::of_rdpmc(&sregs, &regs, code)?;
+            let Outcome::Value(value) = read(pmu, regs.rcx as u32, frame.ring) else {
                 // An index without a counter is the guest's own #GP.
-                _ => None,
-            }
-        });
-        let done = read.and_then(|(frame, value)| {
+                return None;
+            };
             let regs = kvm_regs {
                 rax: value & 0xffff_ffff,
                 rdx: value >> 32,
@@ -131,8 +128,8 @@ impl VcpuRdpmc {
             };
             let regs = self.step_over(&frame, &entry, regs, code)?;
             Some((frame, regs))
-        });
-        match done {
+        };
+        match complete() {
             Some((frame, regs)) => {
                 kvm.run.set_regs(&regs);
                 if frame.ring == Ring::Kernel && frame.rflags & TF != 0 {
