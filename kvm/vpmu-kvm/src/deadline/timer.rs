@@ -76,7 +76,7 @@ impl Clocks for TimerFd {
     fn set(&self, ns: u64) {
         const SECOND: u64 = 1_000_000_000;
         let value = Itimerspec {
-            it_interval: ZERO,
+            it_interval: Timespec::default(),
             it_value: Timespec {
                 tv_sec: (ns / SECOND).cast_signed(),
                 tv_nsec: (ns % SECOND).cast_signed(),
@@ -88,14 +88,9 @@ impl Clocks for TimerFd {
 
     fn is_set(&self) -> bool {
         // The call fails for a descriptor that is no timerfd. This is a timerfd.
-        timerfd_gettime(&self.0).is_ok_and(|left| left.it_value != ZERO)
+        timerfd_gettime(&self.0).is_ok_and(|left| left.it_value != Timespec::default())
     }
 }
-
-const ZERO: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
 
 /// The setting of the timer, and the advance of the next one.
 #[derive(Clone, Copy, Debug, Default)]
