@@ -176,22 +176,14 @@ fn set_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
     }
 }
 
-/// Says that the guest has the registers of the lazy deadline: leaves 40000100H and 40000101H
-/// (docs/how/lazy-deadline.md).
-pub(crate) fn set_deadline(cpuid: &mut Vec<CpuidEntry>) {
-    const DEADLINE: u32 = 1 << 0;
-    offer(cpuid, DEADLINE, None);
-}
-
-/// Says that the guest has the registers of the paravirtual PMU: leaves 40000100H to 40000102H
-/// (docs/how/paravirtual-pmu.md).
-pub(crate) fn set_paravirtual(cpuid: &mut Vec<CpuidEntry>, pmu: &Offer) {
-    const PMU: u32 = 1 << 1;
-    offer(cpuid, PMU, Some(pmu.leaf()));
-}
-
-/// Adds a bit to our own features, and a leaf to those behind them.
-fn offer(cpuid: &mut Vec<CpuidEntry>, feature: u32, leaf: Option<CpuidLeaf>) {
+/// Says that the guest has registers of our own: leaves 40000100H and 40000101H, and 40000102H with the paravirtual PMU
+/// (docs/how/lazy-deadline.md, docs/how/paravirtual-pmu.md).
+pub(crate) fn set_own(cpuid: &mut Vec<CpuidEntry>, deadline: bool, pmu: Option<&Offer>) {
+    // The deadline's bit, and the PMU's.
+    let features = u32::from(deadline) | u32::from(pmu.is_some()) << 1;
+    if features == 0 {
+        return;
+    }
     const BASE: u32 = 0x4000_0100;
     const FEATURES: u32 = BASE + 1;
     const PMU: u32 = BASE + 2;
@@ -207,16 +199,12 @@ fn offer(cpuid: &mut Vec<CpuidEntry>, feature: u32, leaf: Option<CpuidLeaf>) {
             entry.function += 0x100;
         }
     }
-    let of = |function| cpuid.iter().find(|entry| entry.function == function);
-    // The parts add their bits one by one, in any order.
-    let before = of(FEATURES).map_or(0, |entry| entry.leaf.eax);
-    let pmu = leaf.or(of(PMU).map(|entry| entry.leaf));
     let last = if pmu.is_some() { PMU } else { FEATURES };
     let [ebx, ecx, edx] = [0, 1, 2].map(|n| u32::from_le_bytes(OURS.as_chunks().0[n]));
     cpuid.retain(|entry| !matches!(entry.function, BASE..=PMU));
     cpuid.push([BASE, 0, 0, last, ebx, ecx, edx].into());
-    cpuid.push([FEATURES, 0, 0, before | feature, 0, 0, 0].into());
-    put(cpuid, pmu.map(|leaf| (PMU, 0, leaf)));
+    cpuid.push([FEATURES, 0, 0, features, 0, 0, 0].into());
+    put(cpuid, pmu.map(|pmu| (PMU, 0, pmu.leaf())));
 }
 
 fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, CpuidLeaf)>) {
@@ -403,7 +391,7 @@ mod tests {
         let mut cpuid = Vec::new();
         hypervisors(&mut cpuid, true);
         for _ in 0..2 {
-            set_deadline(&mut cpuid);
+            set_own(&mut cpuid, true, None);
             assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0101);
             assert_eq!(leaf(&cpuid, 0x4000_0200, 0).unwrap().eax, 0x4000_0201);
             assert_eq!(kvm_features(&cpuid), Some(0x4000_0201));
@@ -421,10 +409,14 @@ mod tests {
             filter: vpmu::x86::EventFilter::default(),
         };
         let mut cpuid = Vec::new();
-        set_deadline(&mut cpuid);
+        set_own(&mut cpuid, false, None);
+        assert!(cpuid.is_empty());
+        set_own(&mut cpuid, true, None);
         assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0101);
-        set_paravirtual(&mut cpuid, &pmu);
-        set_deadline(&mut cpuid);
+        assert_eq!(leaf(&cpuid, 0x4000_0101, 0).unwrap().eax, 0b01);
+        set_own(&mut cpuid, false, Some(&pmu));
+        assert_eq!(leaf(&cpuid, 0x4000_0101, 0).unwrap().eax, 0b10);
+        set_own(&mut cpuid, true, Some(&pmu));
         assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0102);
         assert_eq!(leaf(&cpuid, 0x4000_0101, 0).unwrap().eax, 0b11);
         let told = leaf(&cpuid, 0x4000_0102, 0).unwrap();

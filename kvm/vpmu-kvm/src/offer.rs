@@ -105,16 +105,15 @@ impl Offer {
     /// store, bus lock detection, instruction-based sampling and their kin. VMX and SVM are not offered: a guest of
     /// such a PMU has no guests of its own. With a paravirtual PMU, the VMM offers the guest no other.
     pub fn set_cpuid(&self, cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
-        match &self.pmu {
-            None => {}
+        let paravirtual = match &self.pmu {
+            None => None,
             Some(Pmu::Architectural(capability)) => {
                 cpuid::set_architectural(cpuid, capability, tsc_khz);
+                None
             }
-            Some(Pmu::Paravirtual(offer)) => cpuid::set_paravirtual(cpuid, offer),
-        }
-        if self.deadline {
-            cpuid::set_deadline(cpuid);
-        }
+            Some(Pmu::Paravirtual(offer)) => Some(offer),
+        };
+        cpuid::set_own(cpuid, self.deadline, paravirtual);
     }
 
     /// Checks, in place of [`detect`], that this host can back the offer of a saved guest. Call this where `detect` would be
