@@ -52,7 +52,11 @@ pub(crate) fn signal(vm: &impl AsRawFd, id: u32, vector: u8) -> Result<(), Error
         data: vector.into(),
         ..Default::default()
     };
-    sys::signal_msi(vm, &message)
+    match sys::SIGNAL_MSI.set(vm, &message) {
+        // KVM's -1 for "nobody".
+        Err(Error::Kvm(_, libc::EPERM)) => Ok(()),
+        result => result,
+    }
 }
 
 /// The delivery of a PMI to the guest.

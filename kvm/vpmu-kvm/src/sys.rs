@@ -209,15 +209,6 @@ struct OneMsr {
     entry: kvm_msr_entry,
 }
 
-/// Sends the message, whether anybody takes it or not.
-pub(crate) fn signal_msi(vm: &impl AsRawFd, message: &kvm_msi) -> Result<(), Error> {
-    match SIGNAL_MSI.set(vm, message) {
-        // KVM's -1 for "nobody".
-        Err(Error::Kvm(_, libc::EPERM)) => Ok(()),
-        result => result,
-    }
-}
-
 /// Returns whether the vCPU waits for an interrupt, in an HLT that it has executed.
 #[cfg(feature = "lbr")]
 pub(crate) fn is_halted(vcpu: &impl AsRawFd) -> Result<bool, Error> {
