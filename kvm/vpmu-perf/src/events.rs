@@ -323,15 +323,13 @@ impl Events {
             let Some(event) = &mut self.events[counter] else {
                 continue;
             };
-            if enabled.contains(counter) {
-                event.state = State::Counting;
-            } else if event.event.enable() {
-                event.state = State::Counting;
-                if let Some(group) = &mut self.group {
-                    group.enabled |= counter.alone();
-                }
-            } else {
+            if !enabled.contains(counter) && !event.event.enable() {
                 event.state = State::Stopped;
+                continue;
+            }
+            event.state = State::Counting;
+            if let Some(group) = &mut self.group {
+                group.enabled |= counter.alone();
             }
         }
         if let Some(group) = &mut self.group {
