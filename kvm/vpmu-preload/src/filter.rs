@@ -1,7 +1,7 @@
 //! The program's own MSR filter, which stays behind the PMU's.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::{
     KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_FILTER_DEFAULT_DENY,
@@ -17,7 +17,7 @@ use crate::{next, requests};
 pub(crate) struct Filters {
     msrs: Vec<u32>,
     /// Why the program wants MSRs (KVM_CAP_X86_USER_SPACE_MSR).
-    reasons: Mutex<u64>,
+    reasons: AtomicU64,
 }
 
 impl Filters {
@@ -26,7 +26,7 @@ impl Filters {
         vpmu_kvm::intercept(&vm, &msrs)?;
         Ok(Self {
             msrs,
-            reasons: Mutex::new(0),
+            reasons: AtomicU64::new(0),
         })
     }
 
@@ -39,7 +39,7 @@ impl Filters {
         // SAFETY: the caller's promise.
         let own = unsafe { read(argument.cast()) };
         vpmu_kvm::intercept_beside(&vm, &self.msrs, &own)?;
-        let reasons = *self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        let reasons = self.reasons.load(Ordering::Relaxed);
         if reasons != 0 {
             // The library has asked for its own reason only.
             enable(vm, reasons);
@@ -60,7 +60,7 @@ impl Filters {
         }
         let answer = enable(vm, cap.args[0]);
         if answer == 0 {
-            *self.reasons.lock().unwrap_or_else(PoisonError::into_inner) = cap.args[0];
+            self.reasons.store(cap.args[0], Ordering::Relaxed);
         }
         answer
     }
