@@ -13,7 +13,7 @@ use vpmu_monitor::{
     boot::words::Interrupts,
     control_registers,
     lock::Unlocked,
-    regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2, SCTLR_EL1_RESET},
+    regs::{BUFFER_IS_NOT_OURS, MdcrEl2, MpamhcrEl2, MpamidrEl1, SCTLR_EL1_RESET},
     world::{
         guest_pmu::{GuestPmu, PmuError},
         offer::{self, Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, Sharing},
@@ -252,7 +252,8 @@ fn stop_buffers(machine: &Machine) {
     // PMBIDR_EL1, TRBIDR_EL1, MPAMIDR_EL1.
     let spe = machine.spe() && read_sysreg!("s3_0_c9_c10_7") & BUFFER_IS_NOT_OURS == 0;
     let trbe = machine.trbe() && read_sysreg!("s3_0_c9_c11_7") & BUFFER_IS_NOT_OURS == 0;
-    let mpamhcr = machine.mpam() && read_sysreg!("s3_0_c10_c4_4") & MPAMIDR_HAS_HCR != 0;
+    let mpamidr = || MpamidrEl1::from_bits_retain(read_sysreg!("s3_0_c10_c4_4"));
+    let mpamhcr = machine.mpam() && mpamidr().contains(MpamidrEl1::HAS_HCR);
     // SAFETY: registers of features that exist, which only stop and trap.
     unsafe {
         if spe {
@@ -267,7 +268,7 @@ fn stop_buffers(machine: &Machine) {
         }
         if mpamhcr {
             // MPAMHCR_EL2.
-            write_sysreg!("s3_4_c10_c4_0", MPAMHCR_TRAP_MPAMIDR);
+            write_sysreg!("s3_4_c10_c4_0", MpamhcrEl2::TRAP_MPAMIDR_EL1.bits());
         }
     }
 }

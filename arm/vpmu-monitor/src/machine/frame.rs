@@ -5,7 +5,7 @@
 use vpmu::arm::ExceptionLevel;
 use vpmu_el2::access::{self, Vcpu};
 use vpmu_el2::exception;
-use vpmu_monitor::regs::{SPSR_EL1H_MASKED, translation::VTTBR_VMID_SHIFT};
+use vpmu_monitor::regs::{SPSR_EL1H_MASKED, VttbrEl2};
 use vpmu_monitor::world::{
     profile::Sample,
     statistics::{CpuStatistics, Kind},
@@ -82,7 +82,7 @@ impl Frame {
             time: self.entered,
             pc: self.elr,
             context: read_sysreg!("contextidr_el1") as u32,
-            vmid: (read_sysreg!("vttbr_el2") >> VTTBR_VMID_SHIFT) as u16,
+            vmid: VttbrEl2::from_bits_retain(read_sysreg!("vttbr_el2")).vmid(),
             el: u8::from(self.exception_level() == ExceptionLevel::El1),
             event: 0,
         }

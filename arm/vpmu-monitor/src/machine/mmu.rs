@@ -16,7 +16,7 @@ use aarch64_paging::{
 };
 use vpmu_monitor::{
     boot::{device_tree::Machine, home::without},
-    regs::{IdAa64mmfr0El1, translation as regs},
+    regs::{CtrEl0, IdAa64mmfr0El1, MairEl2, SCTLR_EL2_RES1, SctlrEl2, TcrEl2, VtcrEl2, VttbrEl2},
 };
 
 use super::sysreg::{isb, read_sysreg, write_sysreg};
@@ -45,7 +45,15 @@ const GUEST_DEVICE: Stage2Attributes = Stage2Attributes::VALID
     .union(Stage2Attributes::S2AP_ACCESS_RW)
     .union(Stage2Attributes::ACCESS_FLAG);
 
-const WALK: u64 = regs::WALK_INNER_SHAREABLE | regs::WALK_WRITE_BACK;
+/// `TCR_EL2` and `VTCR_EL2`: table walks are inner shareable (SH0), and cached, write-back with allocation (ORGN0, IRGN0). TG0 = 0
+/// is the granule of 4 KiB.
+const INNER_SHAREABLE: u8 = 0b11;
+const WRITE_BACK: u8 = 0b01;
+
+/// A table descriptor's kind, bits 1:0, and the address of the next table in it, with 4 KiB granules and 48 bits (Arm ARM DDI 0487,
+/// D8.3).
+const TABLE: u64 = 0b11;
+const NEXT_TABLE: u64 = 0xffff_ffff_f000;
 
 /// What a CPU's translation registers hold, the same on every CPU; the layout is known to `entry.s`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,11 +69,11 @@ pub(crate) struct Translation {
 
 /// How many bits a physical address has, and their encoding (ID_AA64MMFR0_EL1.PARange, TCR_EL2.PS). Both
 /// translations reach as far.
-fn reach() -> (u64, u64) {
+fn reach() -> (u8, u8) {
     // Beyond 48 bits addresses need another table format.
     let range = read_sysreg!("id_aa64mmfr0_el1") >> IdAa64mmfr0El1::PARANGE_SHIFT;
     let encoding = (range & 0xf).min(5);
-    ([32, 36, 40, 42, 44, 48][encoding as usize], encoding)
+    ([32, 36, 40, 42, 44, 48][encoding as usize], encoding as u8)
 }
 
 /// The first address that is neither RAM nor device.
@@ -112,24 +120,36 @@ pub(crate) fn build(
         guest.map_range(&range, address, GUEST_NORMAL, Constraints::empty())?;
     }
     let (vttbr_el2, start_level) = finish(guest, bits);
+    // Attribute 0 is normal memory, write-back; attribute 1 is Device-nGnRE.
+    let mair = MairEl2::empty().with_attr(0, 0xff).with_attr(1, 0x04);
+    let tcr = TcrEl2::RES1
+        .with_ps(physical)
+        .with_sh0(INNER_SHAREABLE)
+        .with_orgn0(WRITE_BACK)
+        .with_irgn0(WRITE_BACK)
+        .with_t0sz(64 - 48);
+    // No alignment checks beyond the architecture's.
+    let sctlr = SctlrEl2::I | SctlrEl2::C | SctlrEl2::M;
+    let vtcr = VtcrEl2::RES1
+        .with_ps(physical)
+        .with_sh0(INNER_SHAREABLE)
+        .with_orgn0(WRITE_BACK)
+        .with_irgn0(WRITE_BACK)
+        .with_sl0(start_level)
+        .with_t0sz(64 - bits);
     Ok(Translation {
-        mair_el2: regs::MAIR,
-        tcr_el2: regs::TCR_RES1 | physical << regs::PS_SHIFT | WALK | regs::t0sz(48),
+        mair_el2: mair.bits(),
+        tcr_el2: tcr.bits(),
         ttbr0_el2,
-        // No alignment checks beyond the architecture's.
-        sctlr_el2: regs::SCTLR_EL2_RES1 | regs::SCTLR_I | regs::SCTLR_C | regs::SCTLR_M,
-        vtcr_el2: regs::VTCR_RES1
-            | physical << regs::PS_SHIFT
-            | WALK
-            | start_level << regs::SL0_SHIFT
-            | regs::t0sz(bits),
+        sctlr_el2: SCTLR_EL2_RES1 | sctlr.bits(),
+        vtcr_el2: vtcr.bits(),
         vttbr_el2,
     })
 }
 
 /// Builds the stage 2 of a second guest, which has `memory` and the serial port at `serial`; returns its `VTTBR_EL2`.
 pub(crate) fn build_second(memory: &Range<u64>, serial: u64) -> Result<u64, MapError> {
-    const VMID: u64 = 1 << regs::VTTBR_VMID_SHIFT;
+    const VMID: u64 = 1 << VttbrEl2::VMID_SHIFT;
     let page = serial & !0xfff;
     let mut guest = RootTable::<Stage2, _>::new(IdTranslation::new(), 0, Stage2);
     for (range, attributes) in [
@@ -144,7 +164,7 @@ pub(crate) fn build_second(memory: &Range<u64>, serial: u64) -> Result<u64, MapE
 }
 
 /// Keeps a stage 2 for as long as the machine lives; returns where a walk of `bits` bits starts, and SL0.
-fn finish(guest: RootTable<Stage2, IdTranslation<Stage2Attributes>>, bits: u64) -> (u64, u64) {
+fn finish(guest: RootTable<Stage2, IdTranslation<Stage2Attributes>>, bits: u8) -> (u64, u8) {
     let root = guest.to_physical().0 as u64;
     let _ = ManuallyDrop::new(guest);
     // A walk may start at level 0 only with at least 44 bits (Arm ARM DDI 0487, D8.2.3): with fewer it starts
@@ -170,8 +190,8 @@ fn side_by_side(root: u64, count: usize) -> u64 {
         }
         for n in 0..count {
             let entry = *(root as *const u64).add(n);
-            if entry & regs::TABLE == regs::TABLE {
-                let table = (entry & regs::NEXT_TABLE) as *const u64;
+            if entry & TABLE == TABLE {
+                let table = (entry & NEXT_TABLE) as *const u64;
                 ptr::copy_nonoverlapping(table, block.add(n * ENTRIES), ENTRIES);
             }
         }
@@ -236,7 +256,8 @@ pub(crate) fn clean_to_memory(range: Range<u64>) {
 
 /// Does `operation` with an address in each cache line of `range`, and waits until all have ended.
 fn each_line(range: &Range<u64>, operation: impl Fn(u64)) {
-    let line = regs::smallest_line(read_sysreg!("ctr_el0"));
+    // As a power of two of words.
+    let line = 4_u64 << CtrEl0::from_bits_retain(read_sysreg!("ctr_el0")).dminline();
     let first = range.start & !(line - 1);
     (first..range.end)
         .step_by(line as usize)
