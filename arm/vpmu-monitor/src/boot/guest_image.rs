@@ -21,15 +21,13 @@ const ALIGNMENT: u64 = 2 << 20;
 const HEADER_LEN: usize = 64;
 const IMAGE_MAGIC: [u8; 4] = *b"ARM\x64";
 
-/// Where the guest lies, and where it is to be entered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where the guest is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// First byte of the guest when it runs; its entry point.
-    pub entry: u64,
-    /// Bytes to copy from where the guest was loaded to `entry`; 0 when it runs in place.
+    /// All memory that the running guest takes, its copy included. It is entered at the first byte.
+    pub range: Range<u64>,
+    /// Bytes to copy from where the guest was loaded to the range; 0 when it runs in place.
     pub copy: u64,
-    /// Memory that the running guest needs from `entry` on, in bytes.
-    pub memory: u64,
 }
 
 /// Why the appended guest cannot be started.
@@ -46,6 +44,9 @@ pub enum ImageError {
     /// The image wants a place that does not exist.
     #[error("the arm64 image asks for text offset {0:#x}, which is beyond all memory")]
     TextOffset(u64),
+    /// It needs so much memory.
+    #[error("the guest needs {} MiB of memory and the machine has too little", .0 >> 20)]
+    TooLarge(u64),
     /// A big-endian kernel.
     #[error("the arm64 image is big-endian")]
     BigEndian,
@@ -55,12 +56,17 @@ impl Placement {
     /// Decides where the guest runs.
     ///
     /// `head` is the start of the guest's file, `len` its whole length, `loaded_at` where it lies and
-    /// `ram` the start of RAM.
+    /// `ram` the RAM that it may take.
     ///
     /// # Errors
     ///
     /// [`ImageError`], when the guest is absent or cannot run where it would have to.
-    pub fn decide(head: &[u8], len: u64, loaded_at: u64, ram: u64) -> Result<Self, ImageError> {
+    pub fn decide(
+        head: &[u8],
+        len: u64,
+        loaded_at: u64,
+        ram: &Range<u64>,
+    ) -> Result<Self, ImageError> {
         if len == 0 {
             return Err(ImageError::Missing);
         }
@@ -71,11 +77,7 @@ impl Placement {
         let is_image =
             len >= HEADER_LEN as u64 && head.get(56..60).is_some_and(|m| m == IMAGE_MAGIC);
         if !is_image {
-            return Ok(Self {
-                entry: ram + RAW_OFFSET,
-                copy: len,
-                memory: len,
-            });
+            return Self::within(ram, ram.start + RAW_OFFSET, len, len);
         }
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
         let (text_offset, image_size, flags) = (word(8), word(16), word(24));
@@ -86,21 +88,22 @@ impl Placement {
             // Padding has put the file on the boundary already.
             0 => (loaded_at, 0),
             offset => {
-                let entry = ram.next_multiple_of(ALIGNMENT).checked_add(offset);
+                let entry = ram.start.next_multiple_of(ALIGNMENT).checked_add(offset);
                 (entry.ok_or(ImageError::TextOffset(offset))?, len)
             }
         };
-        Ok(Self {
-            entry,
-            copy,
-            // Images of kernels before 3.17 say 0; the size has the BSS in it, which the file has not.
-            memory: image_size.max(len),
-        })
+        // Images of kernels before 3.17 say 0; the size has the BSS in it, which the file has not.
+        Self::within(ram, entry, copy, image_size.max(len))
     }
 
-    /// All memory that the guest takes, its copy included; `None` when there is no such memory.
-    pub fn range(&self) -> Option<Range<u64>> {
-        Some(self.entry..self.entry.checked_add(self.memory)?)
+    fn within(ram: &Range<u64>, entry: u64, copy: u64, memory: u64) -> Result<Self, ImageError> {
+        match entry.checked_add(memory) {
+            Some(end) if end <= ram.end => Ok(Self {
+                range: entry..end,
+                copy,
+            }),
+            _ => Err(ImageError::TooLarge(memory)),
+        }
     }
 }
 
@@ -109,6 +112,7 @@ mod tests {
     use super::*;
 
     const RAM: u64 = 0x4000_0000;
+    const END: u64 = 0x8000_0000;
     const LOADED: u64 = RAM + (2 << 20) + PAYLOAD_OFFSET;
 
     fn image(text_offset: u64, size: u64, flags: u64) -> [u8; HEADER_LEN] {
@@ -121,27 +125,28 @@ mod tests {
     }
 
     fn decide(head: &[u8], len: u64) -> Result<Placement, ImageError> {
-        Placement::decide(head, len, LOADED, RAM)
+        Placement::decide(head, len, LOADED, &(RAM..END))
     }
 
     #[test]
     fn an_image_runs_in_place() {
         let placement = decide(&image(0, 0x30_0000, 0xa), 0x20_0000).unwrap();
-        assert_eq!(placement.entry, LOADED);
-        assert_eq!((placement.copy, placement.memory), (0, 0x30_0000));
+        assert_eq!(placement.range, LOADED..LOADED + 0x30_0000);
+        assert_eq!(placement.copy, 0);
     }
 
     #[test]
     fn a_raw_binary_is_copied_to_its_place() {
         let placement = decide(&[0; 64], 4096).unwrap();
-        assert_eq!(placement.entry, RAM + RAW_OFFSET);
+        let start = RAM + RAW_OFFSET;
+        assert_eq!(placement.range, start..start + 4096);
         assert_eq!(placement.copy, 4096);
     }
 
     #[test]
     fn an_image_gets_the_offset_it_asks_for() {
         let placement = decide(&image(0x8_0000, 0x30_0000, 0xa), 0x20_0000).unwrap();
-        assert_eq!(placement.range(), Some(RAM + 0x8_0000..RAM + 0x38_0000));
+        assert_eq!(placement.range, RAM + 0x8_0000..RAM + 0x38_0000);
         assert_eq!(placement.copy, 0x20_0000);
     }
 
@@ -153,8 +158,12 @@ mod tests {
             decide(&image(u64::MAX, 0, 0), 4096),
             Err(ImageError::TextOffset(u64::MAX))
         );
-        let huge = decide(&image(0, u64::MAX, 0), 4096).unwrap();
-        assert_eq!(huge.range(), None);
+        let room = END - LOADED;
+        assert!(decide(&image(0, room, 0), 4096).is_ok());
+        for huge in [room + 1, u64::MAX] {
+            let refused = Err(ImageError::TooLarge(huge));
+            assert_eq!(decide(&image(0, huge, 0), 4096), refused);
+        }
         assert_eq!(decide(&image(0, 0, 1), 4096), Err(ImageError::BigEndian));
     }
 }

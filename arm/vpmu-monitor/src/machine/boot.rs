@@ -3,7 +3,7 @@
 //! UNSAFETY: reads and writes memory that the bootloader described.
 
 use alloc::{vec, vec::Vec};
-use core::{mem, ops::Range, ptr, slice};
+use core::{convert::Infallible, mem, ops::Range, ptr, slice};
 
 use smccc::{Call as _, Hvc, Smc, psci::PSCI_SYSTEM_OFF};
 use vpmu_monitor::{
@@ -11,7 +11,7 @@ use vpmu_monitor::{
         blob,
         console::consoles,
         device_tree::{self, Conduit, Machine, TreeError},
-        guest_image::{PAYLOAD_OFFSET, Placement},
+        guest_image::{ImageError, PAYLOAD_OFFSET, Placement},
         home::{self, overlap},
         uefi::{self, Map},
         words::{Design, Interrupts, Settings},
@@ -87,17 +87,9 @@ extern "C" fn boot_cpu(tree: u64, base: u64, loaded: u64, end: u64) -> ! {
         memory: base..end,
         loaded,
     };
-    match boot(&start) {
-        Ok(Guest {
-            number,
-            entry,
-            tree,
-        }) => start::enter(number, entry, tree),
-        Err(error) => {
-            say!("error: {error}");
-            end::power_off()
-        }
-    }
+    let Err(error) = boot(&start);
+    say!("error: {error}");
+    end::power_off()
 }
 
 /// Called by `entry.s` when the bootloader entered the monitor at another exception level than EL2.
@@ -119,17 +111,8 @@ extern "C" fn wrong_level(tree: u64, base: u64, level: u64) {
     }
 }
 
-/// How the guest begins.
-struct Guest {
-    /// The number of the CPU that this is.
-    number: usize,
-    entry: u64,
-    /// Address of its device tree.
-    tree: u64,
-}
-
-/// Prepares everything.
-fn boot(start: &Start) -> Result<Guest, BootError> {
+/// Prepares everything, and enters the guest.
+fn boot(start: &Start) -> Result<Infallible, BootError> {
     let tree = tree_bytes(start.tree).ok_or(BootError::NoTree)?;
     console::set(&consoles(tree));
     let machine = Machine::read(tree)?;
@@ -143,7 +126,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         .ok_or(BootError::NotInRam)?
         .clone();
     let (placement, file) = guest(&ram, start.loaded)?;
-    let mut taken = taken(&machine, tree, &[placement.range(), Some(file.clone())])?;
+    let mut taken = taken(&machine, tree, &placement.range, &file)?;
     let second = second::plan(tree, &ram, start.loaded, &taken)?;
     if let Some(second) = &second {
         settings.check_two_guests()?;
@@ -172,7 +155,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         .as_ref()
         .map(|second| second.put(tree, &machine, this))
         .transpose()?;
-    copy(file.start, placement.entry, placement.copy);
+    copy(file.start, placement.range.start, placement.copy);
     let place = give_tree(tree, &memory, second.as_ref())?;
     mmu::forget_instructions();
 
@@ -210,11 +193,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     }
     heap::seal();
     figures::mark_entry();
-    Ok(Guest {
-        number,
-        entry: placement.entry,
-        tree: place,
-    })
+    start::enter(number, placement.range.start, place)
 }
 
 /// The affinity and the number of this CPU.
@@ -337,20 +316,37 @@ pub(super) fn tree_bytes(at: u64) -> Option<&'static [u8]> {
 
 /// Where the appended guest is to run, and its file.
 fn guest(ram: &Range<u64>, loaded: u64) -> Result<(Placement, Range<u64>), BootError> {
-    let loaded_at = loaded + PAYLOAD_OFFSET;
     // SAFETY: a word of the monitor's own image, which the lab fills in.
-    let len = unsafe { ptr::read_volatile(&raw const guest_length) };
-    let file = loaded_at..loaded_at.saturating_add(len);
-    if file.end > ram.end {
-        return Err(BootError::GuestTooLong(len));
+    let length = unsafe { ptr::read_volatile(&raw const guest_length) };
+    let file = part(ram, loaded, PAYLOAD_OFFSET, length)?;
+    Ok((place(&file, file.start, ram)?, file))
+}
+
+/// The `length` bytes at a `distance` in the boot file at `loaded`, which may be none.
+pub(super) fn part(
+    ram: &Range<u64>,
+    loaded: u64,
+    distance: u64,
+    length: u64,
+) -> Result<Range<u64>, BootError> {
+    let start = loaded.saturating_add(distance);
+    let part = start..start.saturating_add(length);
+    if part.end > ram.end {
+        return Err(BootError::GuestTooLong(length));
     }
+    Ok(part)
+}
+
+/// Where the guest of this `file`, a [`part`], is to run in `ram`, as if loaded at `loaded_at`.
+pub(super) fn place(
+    file: &Range<u64>,
+    loaded_at: u64,
+    ram: &Range<u64>,
+) -> Result<Placement, ImageError> {
+    let length = file.end - file.start;
     // SAFETY: in RAM, as checked, and used by nobody else yet.
-    let head = unsafe { slice::from_raw_parts(loaded_at as *const u8, len.min(64) as usize) };
-    let placement = Placement::decide(head, len, loaded_at, ram.start)?;
-    if placement.range().is_none_or(|range| range.end > ram.end) {
-        return Err(BootError::GuestTooLarge(placement.memory));
-    }
-    Ok((placement, file))
+    let head = unsafe { slice::from_raw_parts(file.start as *const u8, length.min(64) as usize) };
+    Placement::decide(head, length, loaded_at, ram)
 }
 
 /// How many samples of the guest each CPU keeps for the host.
@@ -358,32 +354,24 @@ fn samples(settings: Settings) -> usize {
     settings.profile.map_or(0, |_| profile::CAPACITY)
 }
 
-/// What is in RAM and must stay: the guest where it runs and where it was loaded, the tree, the initrd, what the tree
-/// reserves.
+/// What is in RAM and must stay: the guest where it `runs` and its `file`, the tree, the initrd, what the tree reserves.
 fn taken(
     machine: &Machine,
     tree: &[u8],
-    guest: &[Option<Range<u64>>; 2],
+    runs: &Range<u64>,
+    file: &Range<u64>,
 ) -> Result<Vec<Range<u64>>, BootError> {
     let tree_at = tree.as_ptr() as u64;
     let tree_range = tree_at..tree_at + tree.len() as u64;
-    if let [Some(runs), Some(_)] = guest
-        && let Some(other) = [Some(&tree_range), machine.initrd.as_ref()]
-            .into_iter()
-            .flatten()
-            .find(|other| overlap(runs, other))
-    {
+    let loaded = [&tree_range].into_iter().chain(&machine.initrd);
+    if let Some(other) = loaded.clone().find(|other| overlap(runs, other)) {
         return Err(BootError::GuestsPlaceTaken {
             guest: runs.clone(),
             other: other.clone(),
         });
     }
-    let taken = guest.iter().flatten().chain(&machine.initrd);
-    Ok(taken
-        .chain(&machine.reserved)
-        .chain([&tree_range])
-        .cloned()
-        .collect())
+    let taken = loaded.chain([runs, file]).chain(&machine.reserved);
+    Ok(taken.cloned().collect())
 }
 
 /// The monitor's home: room for its image and for what it makes of the device tree.

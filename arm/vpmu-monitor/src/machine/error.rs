@@ -33,8 +33,6 @@ pub(super) enum BootError {
     RamBeyond(u64),
     #[error("the appended guest of {0} bytes does not fit into RAM")]
     GuestTooLong(u64),
-    #[error("the guest needs {} MiB of memory and the machine has too little", .0 >> 20)]
-    GuestTooLarge(u64),
     #[error("the guest must run at {guest:#x?}, and the bootloader put something at {other:#x?}")]
     GuestsPlaceTaken {
         guest: Range<u64>,

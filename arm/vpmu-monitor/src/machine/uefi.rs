@@ -11,7 +11,7 @@ use alloc::{
     string::{String, ToString as _},
     vec::Vec,
 };
-use core::{ffi::c_void, ops::Range, ptr, slice};
+use core::{convert::Infallible, ffi::c_void, ops::Range, ptr, slice};
 
 use dtoolkit::{Node as _, model::DeviceTree};
 use uefi_raw::{
@@ -106,9 +106,6 @@ struct Firmware {
     boot: &'static BootServices,
 }
 
-/// Nothing: what would return it does not return.
-enum Never {}
-
 /// What the firmware says of the machine.
 enum Described {
     Tree(DeviceTree),
@@ -131,7 +128,7 @@ impl Firmware {
         let _ = unsafe { ((*console).output_string)(console, text.as_ptr()) };
     }
 
-    fn start(&self, head: u64) -> Result<Never, UefiError> {
+    fn start(&self, head: u64) -> Result<Infallible, UefiError> {
         let level = read_sysreg!("CurrentEL") >> 2 & 3;
         if level != 2 {
             return Err(UefiError::Level(level));

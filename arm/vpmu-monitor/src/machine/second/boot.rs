@@ -1,19 +1,20 @@
 //! The second guest's place, and what is put there.
 
 use alloc::vec::Vec;
-use core::{ffi::CStr, ops::Range, slice};
+use core::{ffi::CStr, ops::Range};
 
 use vpmu_monitor::{
     boot::{
         console::{self, Spare},
         device_tree::Machine,
-        guest_image::Placement,
+        guest_image::ImageError,
         home, second,
     },
     world::{distributor, second::spi::KeptSpi},
 };
 
 use super::super::{
+    boot::{part, place},
     error::BootError,
     mmu::{self, copy},
 };
@@ -60,10 +61,12 @@ pub(crate) fn plan(
     // SAFETY: words of the monitor's own image, which the lab fills in.
     let [file, length, initrd, initrd_length, size] =
         unsafe { (&raw const second_file).read_volatile() };
-    let Some(file) = part(ram, loaded, file, length)? else {
+    let file = part(ram, loaded, file, length)?;
+    if file.is_empty() {
         return Ok(None);
-    };
+    }
     let initrd = part(ram, loaded, initrd, initrd_length)?;
+    let initrd = Some(initrd).filter(|initrd| !initrd.is_empty());
     let mut taken = taken.to_vec();
     taken.push(file.clone());
     taken.extend(initrd.clone());
@@ -77,21 +80,6 @@ pub(crate) fn plan(
         file,
         initrd,
     }))
-}
-
-/// A part of the boot file at `loaded`; `None`: the file has no such part.
-fn part(
-    ram: &Range<u64>,
-    loaded: u64,
-    distance: u64,
-    length: u64,
-) -> Result<Option<Range<u64>>, BootError> {
-    let start = loaded.saturating_add(distance);
-    let part = start..start.saturating_add(length);
-    if part.end > ram.end {
-        return Err(BootError::GuestTooLong(length));
-    }
-    Ok((length > 0).then_some(part))
 }
 
 impl Plan {
@@ -122,23 +110,18 @@ impl Plan {
         affinity: u64,
     ) -> Result<Second, BootError> {
         let memory = &self.memory;
-        let length = self.file.end - self.file.start;
-        // SAFETY: in RAM, as checked, and used by nobody else yet.
-        let head =
-            unsafe { slice::from_raw_parts(self.file.start as *const u8, length.min(64) as usize) };
-        let at = second::loaded_at(memory);
-        let placement = Placement::decide(head, length, at, memory.start)?;
         let tree_at = second::tree_at(memory);
-        let place = |file: &Range<u64>| {
+        let initrd = self.initrd.as_ref().map(|file| {
             let length = file.end - file.start;
-            second::initrd_at(memory, length).ok_or(BootError::GuestTooLarge(length))
-        };
-        let initrd = self.initrd.as_ref().map(place).transpose()?;
+            second::initrd_at(memory, length).ok_or(ImageError::TooLarge(length))
+        });
+        let initrd = initrd.transpose()?;
         let end = initrd.as_ref().map_or(tree_at, |initrd| initrd.start);
-        if placement.range().is_none_or(|range| range.end > end) {
-            return Err(BootError::GuestTooLarge(placement.memory));
-        }
-        copy(self.file.start, placement.entry, length);
+        let room = memory.start..end;
+        let entry = place(&self.file, second::loaded_at(memory), &room)?
+            .range
+            .start;
+        copy(self.file.start, entry, self.file.end - self.file.start);
         if let Some((from, to)) = self.initrd.as_ref().zip(initrd.as_ref()) {
             copy(from.start, to.start, to.end - to.start);
         }
@@ -159,7 +142,7 @@ impl Plan {
         }
         copy(tree.as_ptr() as u64, tree_at, tree.len() as u64);
         Ok(Second {
-            entry: placement.entry,
+            entry,
             tree: tree_at,
             vttbr: mmu::build_second(memory, self.serial.base)?,
             affinity,
