@@ -58,7 +58,7 @@ fn check_uefi(data: &[u8]) {
         version: 1,
         map_at: 0..0x1000,
     };
-    check(&uefi::tree(found.unwrap().tree(None), &handover));
+    check(&uefi::tree(found.unwrap().tree(None), &handover).unwrap());
     handover.map.without(&[0x1000..0x20_0000]);
     acpi::hide_its(&mut tables[1]);
 }

@@ -394,7 +394,7 @@ mod tests {
             map_at: 0x4100_0000..0x4100_1000,
         };
         let tables = read(rsdp, tables).unwrap();
-        uefi::tree(tables.tree(None), &handover)
+        uefi::tree(tables.tree(None), &handover).unwrap()
     }
 
     #[test]

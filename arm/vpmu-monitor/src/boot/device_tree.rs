@@ -24,6 +24,9 @@ use super::{
     words::GuestWords,
 };
 
+/// Room for a device tree in memory. Kernels take no longer one.
+pub const ROOM: u64 = 2 << 20;
+
 /// Property of `/chosen` with the address of the page that the guest rings; `meter` reads it.
 const DOORBELL: &str = "vpmu,doorbell";
 /// `compatible` of an interrupt translation service.
@@ -64,7 +67,7 @@ pub struct Machine {
     pub unmapped: Vec<Range<u64>>,
 }
 
-/// A tree that does not say what the monitor must know.
+/// A tree that does not say what the monitor must know, or that no kernel takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
     /// No valid tree.
@@ -73,6 +76,18 @@ pub enum TreeError {
     /// A node or property is absent or malformed.
     #[error("the device tree has no usable {0}")]
     Missing(&'static str),
+    /// A tree that has been made has so many bytes.
+    #[error("the device tree of {0} bytes is more than a kernel takes")]
+    TooLong(usize),
+}
+
+/// The bytes of a tree that was made for a kernel.
+pub(super) fn written(tree: &DeviceTree) -> Result<Vec<u8>, TreeError> {
+    let bytes = tree.to_dtb();
+    if bytes.len() as u64 > ROOM {
+        return Err(TreeError::TooLong(bytes.len()));
+    }
+    Ok(bytes)
 }
 
 /// The kernel command line, monitor's words included; empty when there is none.
@@ -206,7 +221,7 @@ impl Machine {
 ///
 /// # Errors
 ///
-/// [`TreeError::Invalid`] when `tree` is no device tree.
+/// [`TreeError::Invalid`] when `tree` is no device tree, [`TreeError::TooLong`].
 pub fn for_guest(
     tree: &[u8],
     reserved: &[Range<u64>],
@@ -262,7 +277,7 @@ pub fn for_guest(
             changed.root.add_child(chosen);
         }
     }
-    Ok(changed.to_dtb())
+    written(&changed)
 }
 
 /// Removes interrupt translation services below `node`, and the properties that send messages to them.

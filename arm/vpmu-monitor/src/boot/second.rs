@@ -12,7 +12,7 @@ use dtoolkit::{
     standard::NodeStandard as _,
 };
 
-use super::device_tree::{Machine, TreeError, is_memory};
+use super::device_tree::{self, Machine, TreeError, is_memory, written};
 use super::nodes::{self, add, pair, remove_children};
 use super::{blob, guest_image, home};
 use crate::regs::GIC_FRAME;
@@ -21,8 +21,6 @@ use crate::regs::GIC_FRAME;
 pub const MEMORY: u64 = 128 << 20;
 /// Its memory begins at such an address, as machines' does.
 const ALIGNMENT: u64 = 128 << 20;
-/// Its device tree is this far from the end of its memory.
-const TREE_ROOM: u64 = home::ALIGNMENT;
 
 /// A page of any size that Linux has.
 const INITRD_ALIGNMENT: u64 = 64 << 10;
@@ -43,7 +41,7 @@ pub const fn loaded_at(memory: &Range<u64>) -> u64 {
 
 /// Where its device tree goes.
 pub const fn tree_at(memory: &Range<u64>) -> u64 {
-    memory.end - TREE_ROOM
+    memory.end - device_tree::ROOM
 }
 
 /// Where its initrd of `length` bytes goes, below the tree; `None`: there is no such place in `memory`.
@@ -71,7 +69,7 @@ pub struct Guest<'a> {
 ///
 /// # Errors
 ///
-/// [`TreeError`] when something that it needs is not at the root of the machine's tree.
+/// [`TreeError`] when something that it needs is not at the root of the machine's tree, or when it becomes too long.
 pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>, TreeError> {
     let memory = guest.memory;
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
@@ -125,7 +123,7 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
     if changed.root.child_mut("psci").is_none() {
         return Err(TreeError::Missing("/psci node"));
     }
-    Ok(changed.to_dtb())
+    written(&changed)
 }
 
 /// `/chosen` of `guest`, whose serial port is the node `serial` at the root.

@@ -14,6 +14,7 @@ use dtoolkit::{
     model::{DeviceTree, DeviceTreeNode},
 };
 
+use super::device_tree::{TreeError, written};
 use super::nodes::{add, pair, reg, remove_children};
 
 /// A property of `/chosen` by which the monitor knows that the rest of the tree is for itself: the guest has ACPI.
@@ -183,7 +184,11 @@ pub struct Handover<'a> {
 }
 
 /// The tree of a machine that UEFI has started: `machine` is what firmware's own tree, or ACPI, says.
-pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Vec<u8> {
+///
+/// # Errors
+///
+/// [`TreeError::TooLong`].
+pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Result<Vec<u8>, TreeError> {
     // The firmware may have changed its memory since it wrote them.
     remove_children(&mut machine.root, |node| {
         let kind = node.property("device_type");
@@ -224,7 +229,7 @@ pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Vec<u8> {
         // Whether the firmware has checked what it started: not known.
         add(chosen, "linux,uefi-secure-boot", 1_u32);
     }
-    machine.to_dtb()
+    written(&machine)
 }
 
 /// Where `tree` says that the memory map is, and the bytes from one descriptor to the next; `None`: UEFI has not started
@@ -347,7 +352,7 @@ mod tests {
             version: 1,
             map_at: 0x4300_0000..0x4300_1000,
         };
-        let tree = tree(firmware, &handover);
+        let tree = tree(firmware, &handover).unwrap();
         let words = device_tree::command_line(&tree);
         assert_eq!(words, Ok("vpmu.pmu=emulated quiet"));
         let open = blob::open(&tree).unwrap();

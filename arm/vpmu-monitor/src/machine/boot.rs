@@ -52,8 +52,6 @@ const TABLES: u64 = 512 << 10;
 const TREE_COPIES: u64 = 16;
 /// Memory for a CPU: its stack, its figures.
 const PER_CPU: u64 = 64 << 10;
-/// Room below the monitor's memory for a device tree that has become longer. Kernels take no longer one.
-const TREE_ROOM: u64 = 2 << 20;
 
 unsafe extern "C" {
     static guest_length: u64;
@@ -219,11 +217,9 @@ fn give_tree(
     let place = if changed.len() <= tree.len() {
         tree.as_ptr() as u64
     } else {
-        memory.start - TREE_ROOM
+        // `find_home` has left room below it.
+        memory.start - device_tree::ROOM
     };
-    if changed.len() as u64 > TREE_ROOM {
-        return Err(BootError::TreeTooLong(changed.len()));
-    }
     copy(changed.as_ptr() as u64, place, changed.len() as u64);
     Ok(place)
 }
@@ -388,10 +384,11 @@ fn find_home(
     // A word of stage 2 for each block of 1 GiB, beside the tables of what is no whole one.
     let tables = TABLES + mmu::end(machine) / (1 << 30) * size_of::<u64>() as u64;
     let heap = tables + TREE_COPIES * blob::used(tree) + machine.cpus.len() as u64 * per_cpu;
-    let size = image + heap + DOORBELL_PAGE + TREE_ROOM;
+    let size = image + heap + DOORBELL_PAGE + device_tree::ROOM;
     let mut home =
         home::choose(ram, taken, size, home::ALIGNMENT).ok_or(BootError::NoHome(size))?;
-    home.start += TREE_ROOM;
+    // For a guest's tree that has become longer than the machine's.
+    home.start += device_tree::ROOM;
     Ok(home)
 }
 

@@ -42,8 +42,6 @@ pub(super) enum BootError {
     NoHome(u64),
     #[error("no {} MiB of RAM are free for the second guest", .0 >> 20)]
     NoSecondHome(u64),
-    #[error("the guest's device tree has {0} bytes, more than a kernel takes")]
-    TreeTooLong(usize),
     #[error(
         "the PMU's interrupt {0} is no PPI, and only vpmu.pmu=partitioned and untrapped can do with others"
     )]

@@ -29,7 +29,7 @@ use uefi_raw::{
 use vpmu_monitor::boot::{
     acpi::{self, Tables},
     blob,
-    device_tree::TreeError,
+    device_tree::{self, TreeError},
     guest_image::PAYLOAD_OFFSET,
     home::ALIGNMENT,
     uefi::{self, Handover, Map},
@@ -44,8 +44,6 @@ const DEVICE_TREE: Guid = guid!("b1b621d5-f19c-41a5-830b-d9152c69aae0");
 const INITRD: Guid = guid!("5568e427-68fc-4f3d-ac74-ca555231cc68");
 
 const PAGE: u64 = 0x1000;
-/// Room for the device tree. Kernels take no longer one.
-const TREE_ROOM: u64 = 2 << 20;
 /// Descriptors that the memory map may gain: by an allocation, and by what the guest does not get.
 const MORE: usize = 16 + 2 * Map::MORE;
 /// The memory map may change while it is read: by the firmware's own timers.
@@ -76,8 +74,6 @@ enum UefiError {
          (docs/use/monitor.md)"
     )]
     NotWhole { loaded: u64, whole: u64 },
-    #[error("the device tree of {0} bytes is more than a kernel takes")]
-    TreeTooLong(usize),
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
@@ -279,7 +275,7 @@ impl Firmware {
         };
         let (_, _, stride, _) = read(&mut size, 0);
         let room = (size + MORE * stride).next_multiple_of(PAGE as usize) as u64;
-        let map_at = self.pages(room + TREE_ROOM)?;
+        let map_at = self.pages(room + device_tree::ROOM)?;
         let tree_at = map_at + room;
         let mut last = Status::ABORTED;
         // The key is of one map: nothing is allocated from the firmware until it has gone.
@@ -301,10 +297,7 @@ impl Firmware {
                 Described::Tree(tree) => tree.clone(),
                 Described::Acpi(tables, tree) => tables.tree(tree.root.child("chosen").cloned()),
             };
-            let tree = uefi::tree(machine, &handover);
-            if tree.len() as u64 > TREE_ROOM {
-                return Err(UefiError::TreeTooLong(tree.len()));
-            }
+            let tree = uefi::tree(machine, &handover)?;
             // SAFETY: memory that was allocated for it.
             unsafe { ptr::copy_nonoverlapping(tree.as_ptr(), tree_at as *mut u8, tree.len()) }
             // SAFETY: nothing of the firmware's is used after it.

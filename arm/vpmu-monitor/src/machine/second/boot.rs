@@ -8,7 +8,7 @@ use vpmu_monitor::{
         console::{self, Spare},
         device_tree::Machine,
         guest_image::ImageError,
-        home, second,
+        second,
     },
     world::{distributor, second::spi::KeptSpi},
 };
@@ -137,9 +137,6 @@ impl Plan {
             words,
         };
         let tree = second::tree(tree, machine, &guest)?;
-        if tree.len() as u64 > home::ALIGNMENT {
-            return Err(BootError::TreeTooLong(tree.len()));
-        }
         copy(tree.as_ptr() as u64, tree_at, tree.len() as u64);
         Ok(Second {
             entry,
