@@ -5,7 +5,10 @@
 
 use alloc::{format, string::String, vec::Vec};
 
-use dtoolkit::model::{DeviceTree, DeviceTreeNode};
+use dtoolkit::{
+    model::{DeviceTree, DeviceTreeNode},
+    standard::AddressSpaceProperties,
+};
 
 use super::{
     device_tree::TreeError,
@@ -36,6 +39,12 @@ mod kind {
 const DISTRIBUTOR: u64 = GIC_FRAME;
 const REDISTRIBUTOR: [u64; 2] = [2 * GIC_FRAME, 4 * GIC_FRAME];
 const ITS: u64 = 4 * GIC_FRAME;
+
+/// Two words for each address and for each length.
+const CELLS: AddressSpaceProperties = AddressSpaceProperties {
+    address_cells: 2,
+    size_cells: 2,
+};
 
 /// The tables that say what the monitor must know.
 #[derive(Clone, Copy, Debug)]
@@ -159,7 +168,7 @@ impl<'a> Tables<'a> {
         let count = regions.len() as u32;
         let start = distributor.map_or(0, |distributor| number(distributor, 8, 8));
         regions.insert(0, (start, DISTRIBUTOR));
-        add(&mut gic, "reg", reg(regions, 2, 2).as_slice());
+        add(&mut gic, "reg", reg(regions, CELLS));
         add(&mut gic, "#redistributor-regions", count);
         add(&mut gic, "#interrupt-cells", 3_u32);
         add(&mut gic, "#address-cells", 2_u32);
@@ -170,8 +179,7 @@ impl<'a> Tables<'a> {
         add(&mut gic, "interrupts", maintenance.as_slice());
         for (n, its) in self.structures(kind::ITS).enumerate() {
             let mut node = compatible(&format!("its@{n}"), "arm,gic-v3-its");
-            let reg = reg([(number(its, 8, 8), ITS)], 2, 2);
-            add(&mut node, "reg", reg.as_slice());
+            add(&mut node, "reg", reg([(number(its, 8, 8), ITS)], CELLS));
             gic.add_child(node);
         }
         gic
@@ -207,7 +215,7 @@ impl<'a> Tables<'a> {
         let base = number(spcr, 44, 8);
         let name = format!("serial@{base:x}");
         let mut port = compatible(&name, "arm,pl011");
-        add(&mut port, "reg", reg([(base, 0x1000)], 2, 2).as_slice());
+        add(&mut port, "reg", reg([(base, 0x1000)], CELLS));
         Some((port, format!("/{name}")))
     }
 }

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use dtoolkit::{
     Node,
     fdt::{Fdt, FdtNode},
+    standard::NodeStandard as _,
 };
 
 use super::blob;
@@ -92,7 +93,7 @@ pub fn spare(tree: &[u8]) -> Option<Spare> {
 }
 
 fn kind(node: &FdtNode<'_>) -> Option<Kind> {
-    if is_compatible(node, |name| name == "arm,pl011") {
+    if node.is_compatible("arm,pl011") {
         return Some(Kind::Pl011);
     }
     let number =

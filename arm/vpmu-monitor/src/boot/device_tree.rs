@@ -11,7 +11,7 @@ use core::ops::Range;
 use dtoolkit::{
     Node, Property,
     fdt::{Fdt, FdtNode},
-    model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty},
+    model::{DeviceTree, DeviceTreeNode},
     standard::NodeStandard as _,
 };
 
@@ -232,13 +232,21 @@ pub fn for_guest(
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     let mut changed = DeviceTree::from_fdt(&tree);
     let root = tree.root();
-    let (address, size) = (root.address_cells(), root.size_cells());
-    // The defaults of the specification (2.3.5), which QEMU and boards spell out all the same.
-    let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
-    for node in tree.root().children().filter(|node| is_memory(node)) {
-        let free = regions(&node).flat_map(|ram| without(&ram, reserved));
-        let reg = nodes::reg(free.map(pair), address, size);
-        set(&mut changed, node.name(), "reg", reg.as_slice());
+    for node in root.children() {
+        let Some(copy) = changed.root.child_mut(node.name()) else {
+            continue;
+        };
+        if is_memory(&node) {
+            let free = regions(&node).flat_map(|ram| without(&ram, reserved));
+            add(
+                copy,
+                "reg",
+                nodes::reg(free.map(pair), root.address_space()),
+            );
+        } else if taken.is_some() && regions(&node).next().map(|port| port.start) == taken {
+            // A second guest's serial port stands at the root (`second::tree`).
+            changed.root.remove_child(node.name());
+        }
     }
     let phandles: Vec<u32> = compatible(tree, ITS)
         .iter()
@@ -246,26 +254,14 @@ pub fn for_guest(
         .filter_map(|its| its.node.phandle().ok()?)
         .collect();
     without_its(&mut changed.root, &phandles);
-    let is_taken = |node: &FdtNode<'_>| regions(node).next().map(|port| port.start) == taken;
-    // A second guest's serial port stands at the root (`second::tree`).
-    for node in root.children().filter(|_| taken.is_some()) {
-        if is_taken(&node) {
-            changed.root.remove_child(node.name());
-        }
-    }
-    if let Some(words) = words(tree) {
-        set(
-            &mut changed,
-            "chosen",
-            "bootargs",
-            GuestWords(words).to_string().as_str(),
-        );
-    }
     if map.is_some() {
         // UEFI's map says it all, and these keep what the firmware needs no more: Linux's stub has none, either.
         changed.memory_reservations.clear();
     }
     if let Some(chosen) = changed.root.child_mut("chosen") {
+        if let Some(words) = words(tree) {
+            add(chosen, "bootargs", GuestWords(words).to_string());
+        }
         // As a cell pair: Linux hands the bytes on, and `meter` reads them.
         add(chosen, DOORBELL, doorbell);
         if let Some(map) = map {
@@ -303,16 +299,6 @@ fn without_its(node: &mut DeviceTreeNode, phandles: &[u32]) {
     remove_children(node, |child| child.is_compatible(ITS));
     for child in node.children_mut() {
         without_its(child, phandles);
-    }
-}
-
-fn set(tree: &mut DeviceTree, child: &str, name: &str, value: impl dtoolkit::ToPropertyValue) {
-    if let Some(property) = tree
-        .root
-        .child_mut(child)
-        .and_then(|node| node.property_mut(name))
-    {
-        *property = DeviceTreeProperty::new_unchecked(name, value);
     }
 }
 

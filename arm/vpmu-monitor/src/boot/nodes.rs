@@ -9,6 +9,7 @@ use dtoolkit::{
     Node, Property, ToPropertyValue,
     fdt::{Fdt, FdtNode},
     model::{DeviceTreeNode, DeviceTreeProperty},
+    standard::{AddressSpaceProperties, NodeStandard as _},
 };
 
 /// Buses inside buses beyond this are not searched.
@@ -33,7 +34,7 @@ pub(super) fn find<'a>(tree: Fdt<'a>, wanted: impl Fn(&FdtNode<'a>) -> bool) -> 
 
 /// The nodes that are compatible with `name`.
 pub(super) fn compatible<'a>(tree: Fdt<'a>, name: &str) -> Vec<Found<'a>> {
-    find(tree, |node| is_compatible(node, |c| c == name))
+    find(tree, |node| node.is_compatible(name))
 }
 
 /// Whether one of the node's `compatible` strings is right.
@@ -161,11 +162,10 @@ pub(super) fn interrupts(node: &FdtNode<'_>, width: usize) -> Vec<u32> {
     specifiers.iter().filter_map(|one| intid(one)).collect()
 }
 
-/// A `reg` of pairs of a start and a length, each of so many cells.
+/// A `reg` of pairs of a start and a length, on a bus with these `cells`.
 pub(super) fn reg(
     pairs: impl IntoIterator<Item = (u64, u64)>,
-    start_cells: u32,
-    length_cells: u32,
+    cells: AddressSpaceProperties,
 ) -> Vec<u8> {
     let mut property = Vec::new();
     let mut push = |value: u64, cells| {
@@ -175,8 +175,8 @@ pub(super) fn reg(
         }
     };
     for (start, length) in pairs {
-        push(start, start_cells);
-        push(length, length_cells);
+        push(start, cells.address_cells);
+        push(length, cells.size_cells);
     }
     property
 }
@@ -200,6 +200,5 @@ pub(super) fn remove_children(
 
 /// Sets a property.
 pub(super) fn add(node: &mut DeviceTreeNode, name: &str, value: impl ToPropertyValue) {
-    node.remove_property(name);
     node.add_property(DeviceTreeProperty::new_unchecked(name, value));
 }

@@ -74,9 +74,7 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
     let memory = guest.memory;
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     let root = tree.root();
-    let (address, size) = (root.address_cells(), root.size_cells());
-    // The defaults of the specification (Devicetree Specification 0.4, 2.3.5).
-    let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
+    let cells = root.address_space();
     let mut changed = DeviceTree::from_fdt(&tree);
     let mut path = None;
     for node in root.children() {
@@ -85,30 +83,28 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
             let mut regions = nodes::regions(&node);
             regions.next().is_some_and(|region| region.start == start)
         };
-        let is = |what: &str| nodes::is_compatible(&node, |name| name == what);
         let Some(copy) = changed.root.child_mut(name) else {
             continue;
         };
         if is_memory(&node) {
-            let reg = nodes::reg([pair(memory.clone())], address, size);
-            add(copy, "reg", reg.as_slice());
+            add(copy, "reg", nodes::reg([pair(memory.clone())], cells));
         } else if starts_at(guest.serial) {
             path = Some(name.to_string());
-        } else if is("arm,gic-v3") {
+        } else if node.is_compatible("arm,gic-v3") {
             let redistributors = machine.redistributors.first().ok_or(MISSING_GIC)?;
             let reg = [
                 (machine.distributor.start, GIC_FRAME),
                 (redistributors.start, REDISTRIBUTORS),
             ];
-            add(copy, "reg", nodes::reg(reg, address, size).as_slice());
+            add(copy, "reg", nodes::reg(reg, cells));
             add(copy, "#redistributor-regions", 1_u32);
             // ITSs: the guest's interrupt controller has none.
             remove_children(copy, |_| true);
         } else if name == "cpus" {
             only_cpu(copy, guest.cpu);
-        } else if !(is("arm,armv8-timer")
-            || is("arm,armv8-pmuv3")
-            || is("fixed-clock")
+        } else if !(node.is_compatible("arm,armv8-timer")
+            || node.is_compatible("arm,armv8-pmuv3")
+            || node.is_compatible("fixed-clock")
             || name == "psci"
             || name == "chosen")
         {

@@ -12,6 +12,7 @@ use dtoolkit::{
     fdt::Fdt,
     memreserve::MemoryReservation,
     model::{DeviceTree, DeviceTreeNode},
+    standard::NodeStandard as _,
 };
 
 use super::device_tree::{TreeError, written};
@@ -194,16 +195,11 @@ pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Result<Vec<u8>,
         let kind = node.property("device_type");
         kind.and_then(|kind| kind.value_as::<&str>().ok()) == Some("memory")
     });
-    let cells = |name| {
-        let cells = machine.root.property(name);
-        cells.and_then(|cells| cells.value_as::<u32>().ok())
-    };
-    let (address, size) = (cells("#address-cells"), cells("#size-cells"));
     let ram = handover.map.ram().into_iter().map(pair);
-    let reg = reg(ram, address.unwrap_or(2), size.unwrap_or(1));
+    let reg = reg(ram, machine.root.address_space());
     let mut memory = DeviceTreeNode::new_unchecked("memory");
     add(&mut memory, "device_type", "memory");
-    add(&mut memory, "reg", reg.as_slice());
+    add(&mut memory, "reg", reg);
     machine.root.add_child(memory);
 
     let kept = handover.map.kept().chain([handover.map_at.clone()]);
@@ -211,24 +207,21 @@ pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Result<Vec<u8>,
         .memory_reservations
         .extend(kept.map(|range| MemoryReservation::new(range.start, range.end - range.start)));
 
-    if machine.root.child("chosen").is_none() {
-        let chosen = DeviceTreeNode::new_unchecked("chosen");
-        machine.root.add_child(chosen);
+    let chosen = machine.root.remove_child("chosen");
+    let chosen = chosen.unwrap_or_else(|| DeviceTreeNode::new_unchecked("chosen"));
+    let chosen = machine.root.add_child_mut(chosen);
+    add(chosen, "bootargs", handover.words);
+    if let Some(initrd) = &handover.initrd {
+        add(chosen, "linux,initrd-start", initrd.start);
+        add(chosen, "linux,initrd-end", initrd.end);
     }
-    if let Some(chosen) = machine.root.child_mut("chosen") {
-        add(chosen, "bootargs", handover.words);
-        if let Some(initrd) = &handover.initrd {
-            add(chosen, "linux,initrd-start", initrd.start);
-            add(chosen, "linux,initrd-end", initrd.end);
-        }
-        add(chosen, "linux,uefi-system-table", handover.system_table);
-        add(chosen, MAP_START, handover.map_at.start);
-        add(chosen, MAP_SIZE, handover.map.bytes.len() as u32);
-        add(chosen, MAP_STRIDE, handover.map.stride as u32);
-        add(chosen, "linux,uefi-mmap-desc-ver", handover.version);
-        // Whether the firmware has checked what it started: not known.
-        add(chosen, "linux,uefi-secure-boot", 1_u32);
-    }
+    add(chosen, "linux,uefi-system-table", handover.system_table);
+    add(chosen, MAP_START, handover.map_at.start);
+    add(chosen, MAP_SIZE, handover.map.bytes.len() as u32);
+    add(chosen, MAP_STRIDE, handover.map.stride as u32);
+    add(chosen, "linux,uefi-mmap-desc-ver", handover.version);
+    // Whether the firmware has checked what it started: not known.
+    add(chosen, "linux,uefi-secure-boot", 1_u32);
     written(&machine)
 }
 

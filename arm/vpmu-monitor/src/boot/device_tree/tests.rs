@@ -1,6 +1,6 @@
-use dtoolkit::model::DeviceTreeNode;
-
 use core::slice::from_ref;
+
+use dtoolkit::model::{DeviceTreeNode, DeviceTreeProperty};
 
 use super::*;
 
