@@ -43,7 +43,8 @@ impl VirtualGic {
             IIDR => IMPLEMENTER,
             PIDR2 => ARCHITECTURE,
             // What is private is in the redistributor.
-            _ => self.read_interrupts(offset, bytes, false),
+            _ if is_private(offset) => 0,
+            _ => self.read_interrupts(offset, bytes),
         }
     }
 
@@ -52,7 +53,8 @@ impl VirtualGic {
         match offset {
             _ if !is_defined(offset, bytes) => {}
             CTLR => self.groups_enabled = (value & CTLR_GROUPS) as u32,
-            _ => self.write_interrupts(offset, bytes, value, false),
+            _ if is_private(offset) => {}
+            _ => self.write_interrupts(offset, bytes, value),
         }
     }
 
@@ -71,7 +73,7 @@ impl VirtualGic {
                 redistributor::WAKER_PROCESSOR_SLEEP | redistributor::WAKER_CHILDREN_ASLEEP
             }
             (0 | 1, PIDR2) => ARCHITECTURE,
-            (1, offset) => self.read_interrupts(offset, bytes, true),
+            (1, offset) if is_private(offset) => self.read_interrupts(offset, bytes),
             _ => 0,
         }
     }
@@ -83,18 +85,14 @@ impl VirtualGic {
             (0, redistributor::WAKER) => {
                 self.asleep = value & redistributor::WAKER_PROCESSOR_SLEEP != 0;
             }
-            (1, offset) => self.write_interrupts(offset, bytes, value, true),
+            (1, offset) if is_private(offset) => self.write_interrupts(offset, bytes, value),
             _ => {}
         }
     }
 
-    fn read_interrupts(&self, offset: u64, bytes: u8, private: bool) -> u64 {
+    fn read_interrupts(&self, offset: u64, bytes: u8) -> u64 {
         if BITMAPS.contains(&offset) {
             let word = (offset % BITMAP / 4) as usize;
-            // With affinity routing each INTID is in one of the two frames, and reads as 0 in the other.
-            if private != (word == 0) {
-                return 0;
-            }
             return u64::from(match offset & !(BITMAP - 1) {
                 IGROUPR0 => self.group1.word(word),
                 ISENABLER0 | ICENABLER0 => self.enabled.word(word),
@@ -104,17 +102,11 @@ impl VirtualGic {
         }
         if PRIORITIES.contains(&offset) {
             let first = (offset - IPRIORITYR0) as usize;
-            if private != (first < 32) {
-                return 0;
-            }
             let bytes = self.priorities.iter().skip(first).take(bytes.into());
             return bytes.rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
         }
         if CONFIGURATION.contains(&offset) {
             let half = (offset - ICFGR0) / 4;
-            if private != (half < 2) {
-                return 0;
-            }
             let edges = self.edges((half / 2) as usize) >> (half % 2 * 16);
             // The upper bit of each pair says edge; the lower one is reserved.
             return (0..16).fold(0, |all, n| all | u64::from(edges >> n & 1) << (2 * n + 1));
@@ -127,12 +119,9 @@ impl VirtualGic {
         self.edge.word(word) | fixed
     }
 
-    fn write_interrupts(&mut self, offset: u64, bytes: u8, value: u64, private: bool) {
+    fn write_interrupts(&mut self, offset: u64, bytes: u8, value: u64) {
         if BITMAPS.contains(&offset) {
             let word = (offset % BITMAP / 4) as usize;
-            if private != (word == 0) {
-                return;
-            }
             // Bitmaps are accessed by words alone (`is_defined`).
             let value = value as u32;
             let (bits, set) = match offset & !(BITMAP - 1) {
@@ -157,23 +146,27 @@ impl VirtualGic {
             self.release_unused(word);
         } else if PRIORITIES.contains(&offset) {
             let first = (offset - IPRIORITYR0) as usize;
-            if private != (first < 32) {
-                return;
-            }
             let bytes = self.priorities.iter_mut().skip(first).take(bytes.into());
             for (n, byte) in bytes.enumerate() {
                 *byte = (value >> (8 * n)) as u8;
             }
         } else if CONFIGURATION.contains(&offset) {
             let half = (offset - ICFGR0) / 4;
-            if private != (half < 2) {
-                return;
-            }
             let edges = (0..16).fold(0, |all, n| all | (value >> (2 * n + 1) & 1) << n) as u32;
             let (word, shift) = ((half / 2) as usize, half % 2 * 16);
             let others = self.edge.word(word) & !(0xffff << shift);
             self.edge.set_word(word, others | edges << shift);
         }
+    }
+}
+
+/// Whether the register of interrupts at `offset` has those below 32. With affinity routing each INTID is in one of the two
+/// frames, and reads as 0 in the other.
+fn is_private(offset: u64) -> bool {
+    match offset {
+        ..IPRIORITYR0 => offset % BITMAP < 4,
+        IPRIORITYR0..ICFGR0 => offset - IPRIORITYR0 < 32,
+        _ => offset - ICFGR0 < 8,
     }
 }
 
