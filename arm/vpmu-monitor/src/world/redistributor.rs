@@ -11,7 +11,7 @@
 use alloc::vec::Vec;
 use core::{
     ops::Range,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed},
 };
 
 /// Groups, bit n = INTID n.
@@ -122,8 +122,8 @@ pub struct View {
     pub owned: u32,
     /// The guest's enable bits of those.
     enabled: AtomicU32,
-    /// The guest's priorities of those, four INTIDs to a word.
-    priorities: [AtomicU32; 8],
+    /// The guest's priorities of those, by INTID.
+    priorities: [AtomicU8; 32],
     /// GICR_WAKER.ProcessorSleep.
     asleep: AtomicBool,
 }
@@ -149,8 +149,7 @@ impl View {
 
     /// The priority that the guest has given the owned interrupt `intid`.
     pub fn priority(&self, intid: u32) -> u8 {
-        let word = self.priorities[intid as usize / 4 % 8].load(Relaxed);
-        (word >> (intid % 4 * 8)) as u8
+        self.priorities[intid as usize % 32].load(Relaxed)
     }
 
     /// What the guest reads from `bytes` bytes at `offset` of its frames; `machine` reads the same there.
@@ -205,16 +204,14 @@ impl View {
                 machine() & !owned | u64::from(self.enabled.load(Relaxed)) & owned
             }
             ISPENDR0 | ICPENDR0 | ISACTIVER0 | ICACTIVER0 => machine() & !owned,
-            _ => match self.owned_priorities(register) {
-                Some((word, mask, shift)) => {
-                    let word = u64::from(word.load(Relaxed)) >> shift;
-                    let mask = mask >> shift;
-                    (machine() & !mask | word & mask) & (u64::MAX >> (64 - 8 * u32::from(bytes)))
-                }
-                None if register < CONFIGURATION_END => machine(),
-                None if IDENTIFICATION.contains(&register) => machine(),
-                None => 0,
-            },
+            _ if register < CONFIGURATION_END => (self.owned_priorities(register, bytes)).fold(
+                machine(),
+                |value, (shift, priority)| {
+                    value & !(0xff << shift) | u64::from(priority.load(Relaxed)) << shift
+                },
+            ),
+            _ if IDENTIFICATION.contains(&register) => machine(),
+            _ => 0,
         }
     }
 
@@ -241,32 +238,31 @@ impl View {
                 let mask = two_bits_each((self.owned >> ((register - ICFGR0) * 4)) as u16);
                 return Some(value & !mask | machine() & mask);
             }
-            _ => {
-                let Some((word, mask, shift)) = self.owned_priorities(register) else {
-                    return (register < CONFIGURATION_END).then_some(value);
-                };
-                let written = (u64::MAX >> (64 - 8 * u32::from(bytes))) << shift & mask;
-                let new = value << shift & written;
-                // A word of another CPU's frame may be written by two CPUs at once: the last one counts.
-                let old = u64::from(word.load(Relaxed));
-                word.store((old & !written | new) as u32, Relaxed);
-                let kept = mask >> shift;
-                return Some(value & !kept | machine() & kept);
+            _ if register < CONFIGURATION_END => {
+                let mut mask = 0;
+                for (shift, priority) in self.owned_priorities(register, bytes) {
+                    priority.store((value >> shift) as u8, Relaxed);
+                    mask |= 0xff << shift;
+                }
+                let kept = if mask == 0 { 0 } else { machine() & mask };
+                return Some(value & !mask | kept);
             }
+            _ => return None,
         }
         Some(value & !owned)
     }
 
-    /// For a priority register of INTIDs below 32: the word of the guest's view that has it, the mask of
-    /// the bytes in that word that are the monitor's, and the register's first bit in it.
-    fn owned_priorities(&self, register: u64) -> Option<(&AtomicU32, u64, u64)> {
-        let first = register.checked_sub(IPRIORITYR0)?;
-        let word = self.priorities.get(first as usize / 4)?;
-        let owned = self.owned >> (first & !3);
-        let mask = (0..4)
-            .filter(|byte| owned >> byte & 1 != 0)
-            .fold(0, |mask, byte| mask | 0xff << (8 * byte));
-        Some((word, mask, first % 4 * 8))
+    /// The guest's priorities of the monitor's interrupts among the `bytes` bytes at `register`, each with its first bit there.
+    fn owned_priorities(
+        &self,
+        register: u64,
+        bytes: u8,
+    ) -> impl Iterator<Item = (usize, &AtomicU8)> {
+        let first = register.wrapping_sub(IPRIORITYR0) as usize;
+        let all = self.priorities.iter().enumerate().skip(first);
+        all.take(bytes.into())
+            .filter(|(n, _)| self.owned >> n & 1 != 0)
+            .map(move |(n, priority)| (8 * (n - first), priority))
     }
 }
 
