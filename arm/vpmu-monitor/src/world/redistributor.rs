@@ -16,18 +16,23 @@ use core::{
 
 /// Groups, bit n = INTID n.
 pub const IGROUPR0: u64 = 0x080;
-/// Enables, bit n = INTID n.
+/// Enables, likewise.
 pub const ISENABLER0: u64 = 0x100;
+/// Disables, likewise.
+pub const ICENABLER0: u64 = 0x180;
+/// Makes pending, likewise.
+pub const ISPENDR0: u64 = 0x200;
+/// Makes no longer pending, likewise.
+pub const ICPENDR0: u64 = 0x280;
+/// Makes active, likewise.
+pub const ISACTIVER0: u64 = 0x300;
+/// Makes inactive, likewise.
+pub const ICACTIVER0: u64 = 0x380;
 /// Priorities, byte n = INTID n.
 pub const IPRIORITYR0: u64 = 0x400;
-pub(super) const ICENABLER0: u64 = 0x180;
-/// Makes pending, bit n = INTID n.
-pub const ISPENDR0: u64 = 0x200;
-pub(super) const ICPENDR0: u64 = 0x280;
-pub(super) const ISACTIVER0: u64 = 0x300;
-pub(super) const ICACTIVER0: u64 = 0x380;
 pub(super) const ICFGR0: u64 = 0xc00;
-const ICFGR1: u64 = 0xc04;
+/// How PPIs are triggered, bits 2n and 2n + 1 = INTID 16 + n.
+pub const ICFGR1: u64 = 0xc04;
 /// Behind these four begin the bits of other kinds: security and non-maskable interrupts.
 const CONFIGURATION_END: u64 = 0xd00;
 
@@ -41,7 +46,9 @@ pub(super) const WAKER: u64 = 0x014;
 const IDENTIFICATION: Range<u64> = 0xffd0..0x1_0000;
 
 /// GICR_CTLR: a write is on its way (to other CPUs, to the distributor).
-const CTLR_PENDING: u64 = 1 << 31 | 1 << 3;
+const CTLR_PENDING: u64 = 1 << 31 | CTLR_RWP;
+/// GICR_CTLR.RWP: one to the distributor.
+pub const CTLR_RWP: u64 = 1 << 3;
 /// GICR_CTLR.EnableLPIs.
 pub const CTLR_ENABLE_LPIS: u64 = 1;
 /// GICR_TYPER without LPIs in any form. `VLPIS` stays: it says how far it is to the next redistributor.

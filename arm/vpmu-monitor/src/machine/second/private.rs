@@ -6,7 +6,10 @@
 //! the interrupt of its serial port, at any time.
 
 use vpmu_monitor::world::{
-    redistributor::{CTLR, FRAME, IGROUPR0, IPRIORITYR0, ISENABLER0, ISPENDR0},
+    redistributor::{
+        CTLR, CTLR_RWP, FRAME, ICACTIVER0, ICENABLER0, ICFGR1, ICPENDR0, IGROUPR0, IPRIORITYR0,
+        ISACTIVER0, ISENABLER0, ISPENDR0,
+    },
     second::spi::KeptSpi,
 };
 
@@ -15,12 +18,6 @@ use super::super::{
     mmio::{read_device, write_device},
 };
 
-const ICENABLER0: u64 = 0x180;
-const ICPENDR0: u64 = 0x280;
-const ISACTIVER0: u64 = 0x300;
-const ICACTIVER0: u64 = 0x380;
-const ICFGR1: u64 = 0xc04;
-const CTLR_PENDING: u64 = 1 << 3;
 /// GICD_CTLR.RWP.
 const GICD_CTLR_PENDING: u64 = 1 << 31;
 
@@ -107,7 +104,7 @@ impl PrivateInterrupts {
         self.write(ICENABLER0, self.intids);
         self.write(ICPENDR0, self.intids);
         self.write(ICACTIVER0, self.intids);
-        while read_device(self.frame - FRAME + CTLR, 4) & CTLR_PENDING != 0 {}
+        while read_device(self.frame - FRAME + CTLR, 4) & CTLR_RWP != 0 {}
     }
 
     /// Puts the first guest's state back.
