@@ -5,7 +5,7 @@
 use alloc::{vec, vec::Vec};
 use core::{convert::Infallible, mem, ops::Range, ptr, slice};
 
-use smccc::{Call as _, Hvc, Smc, psci::PSCI_SYSTEM_OFF};
+use smccc::{Hvc, Smc, psci::system_off};
 use vpmu_monitor::{
     boot::{
         blob,
@@ -103,8 +103,8 @@ extern "C" fn wrong_level(tree: u64, base: u64, level: u64) {
     );
     match device_tree::conduit(tree) {
         // Firmware is at EL3 or, for a machine without EL2, in the machine itself.
-        Some(Conduit::Hvc) if level == 1 => drop(Hvc::call32(PSCI_SYSTEM_OFF, [0; 7])),
-        Some(Conduit::Smc) if level == 1 => drop(Smc::call32(PSCI_SYSTEM_OFF, [0; 7])),
+        Some(Conduit::Hvc) if level == 1 => drop(system_off::<Hvc>()),
+        Some(Conduit::Smc) if level == 1 => drop(system_off::<Smc>()),
         _ => {}
     }
 }

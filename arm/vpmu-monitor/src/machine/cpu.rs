@@ -136,8 +136,6 @@ pub(crate) struct Cpu {
     pub(crate) statistics: CpuStatistics,
     /// The guest runs on it, or is about to.
     pub(crate) on: AtomicBool,
-    /// Where the guest wants it to start, and with what in x0.
-    pub(crate) start: Shared<(u64, u64)>,
     /// What it reads when it starts.
     pub(crate) block: Shared<StartBlock>,
     pub(crate) local: Own<Local>,
@@ -176,6 +174,9 @@ pub(crate) struct StartBlock {
     pub(super) stack: u64,
     pub(super) translation: Translation,
     pub(super) number: u64,
+    /// Where the guest wants it to start, and with what in x0.
+    pub(super) entry: u64,
+    pub(super) context: u64,
 }
 
 static CPUS: Once<Vec<Cpu>> = Once::new();
@@ -205,7 +206,6 @@ impl Cpu {
             statistics: CpuStatistics::zero(),
             on: AtomicBool::new(false),
             pmi_waits: AtomicBool::new(false),
-            start: Shared::new((0, 0)),
             block: Shared::new(StartBlock::default()),
             stack_top,
             local: Own::new(Local {

@@ -2,7 +2,7 @@
 
 use core::{fmt, sync::atomic::Ordering::Relaxed};
 
-use smccc::{Call as _, Smc, psci::PSCI_SYSTEM_OFF};
+use smccc::{Smc, psci::system_off};
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     boot::words::Interrupts,
@@ -94,7 +94,7 @@ pub(crate) fn print_statistics() {
 
 /// Switches the machine off.
 pub(crate) fn power_off() -> ! {
-    Smc::call32(PSCI_SYSTEM_OFF, [0; 7]);
+    let _ = system_off::<Smc>();
     loop {
         core::hint::spin_loop();
     }

@@ -3,7 +3,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use smccc::{
     Call as _, Smc,
-    psci::{PSCI_CPU_OFF, PSCI_CPU_SUSPEND_32, PSCI_FEATURES, PSCI_SYSTEM_RESET},
+    psci::{PSCI_CPU_SUSPEND_32, PSCI_FEATURES},
 };
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
@@ -56,7 +56,7 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor, unlocked: &mut
         }
         Call::SystemReset => {
             print_statistics();
-            Smc::call32(PSCI_SYSTEM_RESET, [0; 7]);
+            let _ = smccc::psci::system_reset::<Smc>();
             power_off()
         }
         Call::Forward | Call::AffinityInfo { .. } => {
@@ -98,14 +98,14 @@ fn cpu_off(monitor: &Monitor, unlocked: &mut Unlocked) -> u64 {
     }
     drop(local);
     cpu.on.store(false, Relaxed);
-    let answer = Smc::call32(PSCI_CPU_OFF, [0; 7])[0];
+    let refused = smccc::psci::cpu_off::<Smc>();
     cpu.on.store(true, Relaxed);
     let mut local = cpu.local.lock(unlocked);
     if let Some(pmu) = &mut local.pmu {
         pmu.load(None, &mut PhysicalPmu);
     }
     apply_traps(&mut local, false);
-    i64::from(answer as i32) as u64
+    psci::answer(refused)
 }
 
 /// Waits for an interrupt, in stand-by.

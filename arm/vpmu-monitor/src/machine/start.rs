@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use smccc::{Call as _, Smc, psci::PSCI_CPU_ON_64};
+use smccc::{Smc, psci::cpu_on};
 use vpmu_monitor::{lock::Unlocked, regs::SPSR_EL1H_MASKED, world::psci};
 
 use super::{
@@ -32,8 +32,7 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
         say!("error: CPU {number}: {error}");
         end::power_off();
     }
-    let (entry, context) = cpus()[number].start.with(|start| *start);
-    enter(number, entry, context)
+    enter(number, block.entry, block.context)
 }
 
 /// Starts CPU `number`, on behalf of the guest, and returns PSCI's answer.
@@ -43,11 +42,12 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
     if cpu.on.swap(true, SeqCst) {
         return psci::ALREADY_ON;
     }
-    cpu.start.with(|start| *start = (entry, context));
     let filled = StartBlock {
         stack: cpu.stack_top,
         translation: monitor.translation,
         number: number as u64,
+        entry,
+        context,
     };
     // Nobody writes it again until the CPU is off.
     let at = cpu.block.with(|block| {
@@ -55,17 +55,12 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
         &raw const *block as u64
     });
     mmu::clean_to_memory(at..at + size_of::<StartBlock>() as u64);
-    let mut arguments = [0; 17];
-    arguments[..3].copy_from_slice(&[
-        monitor.machine.cpus[number],
-        start_secondary as *const () as u64,
-        at,
-    ]);
-    let answer = Smc::call64(PSCI_CPU_ON_64, arguments)[0];
-    if answer != psci::SUCCESS {
+    let target = monitor.machine.cpus[number];
+    let started = cpu_on::<Smc>(target, start_secondary as *const () as u64, at);
+    if started.is_err() {
         cpu.on.store(false, Relaxed);
     }
-    answer
+    psci::answer(started)
 }
 
 /// Enters the guest on this CPU for the first time.

@@ -7,7 +7,7 @@
 use core::ops::RangeInclusive;
 
 use smccc::psci::{
-    PSCI_AFFINITY_INFO_32, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_SUSPEND_32, PSCI_FEATURES,
+    Error, PSCI_AFFINITY_INFO_32, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_SUSPEND_32, PSCI_FEATURES,
     PSCI_MIGRATE_INFO_TYPE, PSCI_SYSTEM_OFF, PSCI_SYSTEM_RESET, PSCI_SYSTEM_RESET2_32,
     PSCI_VERSION,
 };
@@ -22,6 +22,11 @@ pub const DENIED: u64 = -3_i64 as u64;
 pub const ALREADY_ON: u64 = -4_i64 as u64;
 /// `SUCCESS`.
 pub const SUCCESS: u64 = 0;
+
+/// What the firmware has answered, as the guest reads it in x0.
+pub fn answer(answer: Result<(), Error>) -> u64 {
+    answer.map_or_else(|error| i64::from(error) as u64, |()| SUCCESS)
+}
 
 /// A firmware call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
