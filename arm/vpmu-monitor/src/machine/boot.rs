@@ -158,17 +158,13 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     mmu::forget_instructions();
 
     let alarm = put.as_ref().map(|second| second.alarm_intid);
-    let owned = owned(&machine, settings, alarm, &redistributors)?;
+    let owned = owned(&machine, settings, alarm, redistributors.len())?;
     let monitor = Monitor::install(Monitor {
         machine,
         settings,
         translation,
         memory,
-        group0: gic::owns_group0(),
-        redistributor_of: redistributors.1,
-        redistributors: redistributors
-            .0
-            .into_iter()
+        redistributors: (redistributors.into_iter())
             .zip(owned.into_iter().map(View::new))
             .collect(),
         shared: put.is_some().then_some(number),
@@ -238,34 +234,34 @@ fn give_map(tree: &[u8], reserved: &[Range<u64>]) -> Result<Option<u32>, BootErr
     Ok(Some(map.len() as u32))
 }
 
-/// Every redistributor, and the index of each CPU's among them.
-fn redistributors(machine: &Machine) -> Result<(Vec<Redistributor>, Vec<usize>), BootError> {
-    let found = redistributor::find(
+/// Every redistributor: first the CPUs', by number.
+fn redistributors(machine: &Machine) -> Result<Vec<Redistributor>, BootError> {
+    let mut found = redistributor::find(
         &machine.redistributors,
         machine.redistributor_stride,
         |typer| read_device(typer, 8),
     );
-    let of = |&cpu: &u64| {
-        let own = found.iter().position(|place| place.affinity == cpu);
-        own.ok_or(BootError::NoRedistributor(cpu))
-    };
-    let numbers = machine.cpus.iter().map(of).collect::<Result<_, _>>()?;
-    Ok((found, numbers))
+    for (number, &cpu) in machine.cpus.iter().enumerate() {
+        let mut rest = found.iter().skip(number);
+        let own = rest.position(|place| place.affinity == cpu);
+        found.swap(number, number + own.ok_or(BootError::NoRedistributor(cpu))?);
+    }
+    Ok(found)
 }
 
-/// The monitor's INTIDs in each redistributor, bit n = INTID n. `numbers` is the index of each CPU's.
+/// The monitor's INTIDs in each redistributor, bit n = INTID n.
 fn owned(
     machine: &Machine,
     settings: Settings,
     alarm: Option<u32>,
-    (redistributors, numbers): &(Vec<Redistributor>, Vec<usize>),
+    redistributors: usize,
 ) -> Result<Vec<u32>, BootError> {
     let maintenance = match settings.interrupts {
         Interrupts::Virtual => 1 << (machine.maintenance_intid & 31),
         Interrupts::Direct => 0,
     };
     let alarm = alarm.map_or(0, |intid| 1 << (intid & 31));
-    let mut owned = vec![maintenance | alarm; redistributors.len()];
+    let mut owned = vec![maintenance | alarm; redistributors];
     let computed = settings.design == Design::Emulated;
     // The host's samples come whether or not the guest wants its PMU's interrupts. Two guests hand that interrupt over at a
     // switch, as the first guest has left it.
@@ -273,9 +269,9 @@ fn owned(
     if !computed && !sampled {
         return Ok(owned);
     }
-    for (&n, pmi) in numbers.iter().zip(&machine.pmu_intids) {
+    for (owned, pmi) in owned.iter_mut().zip(&machine.pmu_intids) {
         match *pmi {
-            Some(pmi @ 0..32) => owned[n] |= 1 << pmi,
+            Some(pmi @ 0..32) => *owned |= 1 << pmi,
             Some(pmi) if computed => return Err(BootError::PmiIsNoPpi(pmi)),
             Some(_) | None => {}
         }

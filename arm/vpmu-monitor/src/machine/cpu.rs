@@ -16,7 +16,7 @@ use vpmu_monitor::{
         redistributor::{Redistributor, View},
         second::spi::KeptSpi,
         statistics::CpuStatistics,
-        vgic::VirtualInterface,
+        vgic::{Place, VirtualInterface},
     },
 };
 
@@ -65,12 +65,8 @@ pub(crate) struct Monitor {
     pub(crate) translation: Translation,
     /// The monitor's memory.
     pub(crate) memory: Range<u64>,
-    /// Interrupt group 0 is the monitor's; else it is the firmware's.
-    pub(crate) group0: bool,
-    /// Every redistributor, with the guest's view of it.
+    /// Every redistributor, with the guest's view of it: first the CPUs', by number.
     pub(crate) redistributors: Vec<(Redistributor, View)>,
-    /// Which of them is whose, by CPU number.
-    pub(crate) redistributor_of: Vec<usize>,
     /// Where there is a second guest: the number of the CPU that it shares with the first.
     pub(crate) shared: Option<usize>,
     /// An interrupt of the second guest's that the first has not.
@@ -101,7 +97,16 @@ impl Monitor {
 
     /// The redistributor of CPU `number`, and the guest's view of it.
     pub(crate) fn redistributor(&self, number: usize) -> &(Redistributor, View) {
-        &self.redistributors[self.redistributor_of[number]]
+        &self.redistributors[number]
+    }
+
+    /// The address of the frame that has the state of an interrupt of this CPU.
+    pub(crate) fn frame_of(&self, place: &Place) -> u64 {
+        if place.redistributor {
+            self.redistributor(Cpu::number()).0.sgi_frame()
+        } else {
+            self.machine.distributor.start
+        }
     }
 
     /// The interrupt of CPU `number`'s PMU.

@@ -54,11 +54,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool, unlocked: 
         local.hardware = hardware::detect_pmu(monitor);
     }
     names.say(format_args!("ICC_SRE_EL2"));
-    gic::init_cpu_interface(
-        monitor.settings.interrupts,
-        monitor.group0,
-        monitor.sharing(),
-    );
+    gic::init_cpu_interface(monitor);
 }
 
 /// Gives this CPU, which is [prepared](init_cpu), its guest's PMU and its translation.

@@ -36,9 +36,9 @@ const ICC_SRE_ENABLE: u64 = 1 << 3;
 
 /// Opens this CPU's interface for the monitor: every priority, end-of-interrupt split into priority drop and
 /// deactivation, the guest's virtual interface on. Where interrupts are [`Interrupts::Direct`] the interface is
-/// the guest's, as after reset. Group 0 is touched only where `group0` says that it is the monitor's.
-pub(crate) fn init_cpu_interface(interrupts: Interrupts, group0: bool, sharing: Sharing) {
-    let (mask, control, enabled, virtual_interface) = match interrupts {
+/// the guest's, as after reset.
+pub(crate) fn init_cpu_interface(monitor: &Monitor) {
+    let (mask, control, enabled, virtual_interface) = match monitor.settings.interrupts {
         Interrupts::Virtual => (0xff_u64, IccCtlrEl1::EOIMODE, 1_u64, IchHcrEl2::EN),
         Interrupts::Direct => (0, IccCtlrEl1::empty(), 0, IchHcrEl2::empty()),
     };
@@ -47,7 +47,7 @@ pub(crate) fn init_cpu_interface(interrupts: Interrupts, group0: bool, sharing: 
         // SRE, DFB and DIB.
         write_sysreg!("icc_sre_el2", ICC_SRE_ENABLE | ICC_SRE);
         isb();
-        if sharing == Sharing::Two {
+        if monitor.sharing() == Sharing::Two {
             write_sysreg!("icc_sre_el1", ICC_SRE);
             isb();
             write_sysreg!("icc_sre_el2", ICC_SRE);
@@ -55,7 +55,7 @@ pub(crate) fn init_cpu_interface(interrupts: Interrupts, group0: bool, sharing: 
         write_sysreg!("icc_pmr_el1", mask);
         write_sysreg!("icc_bpr1_el1", 0_u64);
         write_sysreg!("icc_ctlr_el1", control.bits());
-        if group0 {
+        if owns_group0() {
             write_sysreg!("icc_igrpen0_el1", enabled);
         }
         write_sysreg!("icc_igrpen1_el1", enabled);
@@ -234,11 +234,7 @@ impl CpuInterface for PhysicalInterface {
             return;
         }
         let place = Place::of(intid);
-        let frame = if place.redistributor {
-            monitor.redistributor(Cpu::number()).0.sgi_frame()
-        } else {
-            monitor.machine.distributor.start
-        };
+        let frame = monitor.frame_of(&place);
         let priority = least_mask();
         if interrupt.priority < priority {
             // At the monitor's own priority it would pass every mask and come back at once, for ever.

@@ -193,7 +193,7 @@ impl Pair {
     pub(super) fn find_interrupts(&mut self, monitor: &Monitor) {
         let current = self.scheduler.current();
         // Where group 0 is EL3's, a read of its registers traps there.
-        let group0 = || monitor.group0.then(|| highest_pending(false)).flatten();
+        let group0 = || gic::owns_group0().then(|| highest_pending(false)).flatten();
         match highest_pending(true).or_else(group0) {
             Some(intid) if intid == self.alarm_intid || self.is_serial(intid) => {
                 // A more urgent one may have come meanwhile: it is found again where it belongs.
@@ -322,11 +322,7 @@ fn write_interface_control(control: IchHcrEl2) {
 /// at: its priority was the monitor's own, which passes any mask, and is the next lower now.
 fn keep_back(intid: u32, monitor: &Monitor) -> bool {
     let place = Place::of(intid);
-    let frame = if place.redistributor {
-        monitor.redistributor(Cpu::number()).0.sgi_frame()
-    } else {
-        monitor.machine.distributor.start
-    };
+    let frame = monitor.frame_of(&place);
     let least = least_mask();
     // SAFETY: a priority mask loses no interrupt.
     unsafe { write_sysreg!("icc_pmr_el1", u64::from(least)) }
