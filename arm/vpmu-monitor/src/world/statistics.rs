@@ -83,15 +83,6 @@ kinds! {
 /// How many kinds there are.
 pub const KINDS: usize = FIXED.len() + 2 * Register::COUNT;
 
-/// Names of the PMU registers by ordinal.
-fn register_names() -> [&'static str; Register::COUNT] {
-    let mut names = [""; Register::COUNT];
-    for register in Register::all() {
-        names[register.ordinal()] = register.name();
-    }
-    names
-}
-
 /// The figures of a CPU: how many exits of each kind, the ticks that each kind took, and two more.
 const FIGURES: usize = 2 * KINDS + 2;
 const TICKS: usize = KINDS;
@@ -237,7 +228,10 @@ impl fmt::Display for OrNull {
 
 /// `"kind":value` for every kind that occurred, of which `counts` says how often.
 fn by_kind(f: &mut fmt::Formatter<'_>, counts: &[u64], values: &[u64]) -> fmt::Result {
-    let names = register_names();
+    let mut registers = [""; Register::COUNT];
+    for register in Register::all() {
+        registers[register.ordinal()] = register.name();
+    }
     let mut separator = "";
     for (n, (&value, &count)) in values.iter().zip(counts).enumerate() {
         // By the count and not by the value: an exit of less than a tick is one.
@@ -251,7 +245,7 @@ fn by_kind(f: &mut fmt::Formatter<'_>, counts: &[u64], values: &[u64]) -> fmt::R
             None => {
                 let pmu = n - FIXED.len();
                 let direction = if pmu % 2 == 1 { 'w' } else { 'r' };
-                write!(f, "sysreg:{}:{direction}", names[pmu / 2])?;
+                write!(f, "sysreg:{}:{direction}", registers[pmu / 2])?;
             }
         }
         write!(f, "\":{value}")?;
