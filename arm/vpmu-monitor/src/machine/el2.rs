@@ -16,7 +16,7 @@ use vpmu_monitor::{
     regs::{BUFFER_IS_NOT_OURS, MdcrEl2, MpamhcrEl2, MpamidrEl1, SCTLR_EL1_RESET},
     world::{
         guest_pmu::{GuestPmu, PmuError},
-        offer::{self, Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, Sharing},
+        offer::{self, Control, Machine, Sharing},
         profile::Profile,
         redistributor,
         vgic::VirtualInterface,
@@ -283,10 +283,6 @@ pub(crate) fn apply_traps(local: &mut Local, always: bool) {
         return;
     }
     local.traps = wanted;
-    let own = TrapRegisters {
-        mdcr_el2: offer::mdcr(&local.machine, local.sharing).bits(),
-        hdfgrtr_el2: HDFGRTR_OPEN.bits(),
-        hdfgwtr_el2: HDFGWTR_OPEN.bits(),
-    };
+    let own = offer::traps(&local.machine, local.sharing);
     vpmu_el2::set_traps(&wanted, &own, local.machine.fgt());
 }

@@ -13,9 +13,9 @@ pub use arm_sysregs::{
         IdAa64pfr0El1, IdAa64pfr1El1, IdAa64pfr2El1, MpamidrEl1,
     },
     el2::registers::{
-        CptrEl2, HcrEl2, HcrxEl2, HdfgrtrEl2, HdfgwtrEl2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2,
-        HfgwtrEl2, IchHcrEl2, MairEl2, MdcrEl2, Mpam2El2, MpamhcrEl2, SctlrEl2, SpsrEl2, TcrEl2,
-        VtcrEl2, VttbrEl2,
+        CptrEl2, HcrEl2, HcrxEl2, HdfgrtrEl2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2, HfgwtrEl2,
+        IchHcrEl2, MairEl2, MdcrEl2, Mpam2El2, MpamhcrEl2, SctlrEl2, SpsrEl2, TcrEl2, VtcrEl2,
+        VttbrEl2,
     },
 };
 

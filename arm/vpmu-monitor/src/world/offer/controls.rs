@@ -3,12 +3,14 @@
 //! After reset, and after a bootloader, most of them are UNKNOWN. So each that a CPU has is written, by the
 //! features that its ID registers show.
 
+use vpmu::arm::partition::TrapRegisters;
+
 use crate::boot::words::Interrupts;
 use crate::regs::{
-    CNTHCTL_EL1_PHYSICAL, CPTR_TTA, CptrEl2, HcrEl2, HcrxEl2, HdfgrtrEl2, HdfgwtrEl2, HfgitrEl2,
-    Hfgrtr2El2, HfgrtrEl2, HfgwtrEl2, IdAa64dfr0El1 as Dfr0, IdAa64mmfr0El1 as Mmfr0,
-    IdAa64mmfr1El1 as Mmfr1, IdAa64mmfr3El1 as Mmfr3, IdAa64pfr0El1 as Pfr0, IdAa64pfr1El1 as Pfr1,
-    MdcrEl2, Mpam2El2, SMCR_OPEN, VECTOR_LENGTH,
+    CNTHCTL_EL1_PHYSICAL, CPTR_TTA, CptrEl2, HcrEl2, HcrxEl2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2,
+    HfgwtrEl2, IdAa64dfr0El1 as Dfr0, IdAa64mmfr0El1 as Mmfr0, IdAa64mmfr1El1 as Mmfr1,
+    IdAa64mmfr3El1 as Mmfr3, IdAa64pfr0El1 as Pfr0, IdAa64pfr1El1 as Pfr1, MdcrEl2, Mpam2El2,
+    SMCR_OPEN, VECTOR_LENGTH,
 };
 
 /// The ID registers of a CPU that say which control registers EL2 has there; by default nothing beyond Armv8.0.
@@ -196,21 +198,19 @@ const HFGITR_OPEN: HfgitrEl2 = HfgitrEl2::NGCSPUSHM_EL1
     .union(HfgitrEl2::NGCSEPP);
 const HFGRTR2_OPEN: Hfgrtr2El2 = Hfgrtr2El2::NRCWSMASK_EL1.union(Hfgrtr2El2::NERXGSR_EL1);
 
-/// Bits of `HDFGRTR_EL2` that are 1 beside the PMU's: of those whose 0 traps, what is no branch record.
-pub const HDFGRTR_OPEN: HdfgrtrEl2 = HdfgrtrEl2::empty();
-/// The same for writes.
-pub const HDFGWTR_OPEN: HdfgwtrEl2 = HdfgwtrEl2::empty();
-
-/// The bits of `MDCR_EL2` that are not the PMU's: profiling and trace trap, and their buffers (E2PB and
-/// E2TB = 0) belong to EL2, which leaves them off.
-pub fn mdcr(machine: &Machine, sharing: Sharing) -> MdcrEl2 {
+/// The bits of the PMU's trap registers that are not the PMU's. Profiling and trace trap, and their buffers (E2PB and
+/// E2TB = 0) belong to EL2, which leaves them off. Bits of `HDFGRTR_EL2` and `HDFGWTR_EL2` whose 0 traps are branch records'.
+pub fn traps(machine: &Machine, sharing: Sharing) -> TrapRegisters {
     let mut mdcr = match sharing {
         Sharing::Alone => MdcrEl2::empty(),
         Sharing::Two => MDCR_SHARED,
     };
     mdcr.set(MdcrEl2::TPMS, machine.spe());
     mdcr.set(MdcrEl2::TTRF, has(machine.dfr0, Dfr0::TRACEFILT_SHIFT));
-    mdcr
+    TrapRegisters {
+        mdcr_el2: mdcr.bits(),
+        ..TrapRegisters::default()
+    }
 }
 
 /// Says what is written to each control register that `machine` has. Not among them are [`hcr`], those of
@@ -295,6 +295,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::regs::HdfgrtrEl2;
 
     /// A machine that has everything.
     const EVERYTHING: Machine = Machine {
@@ -317,8 +318,8 @@ mod tests {
     #[test]
     fn what_is_hidden_traps() {
         let registers = written(&EVERYTHING);
-        let mdcr = mdcr(&EVERYTHING, Sharing::Alone);
-        assert_eq!(mdcr, MdcrEl2::TPMS | MdcrEl2::TTRF);
+        let traps = traps(&EVERYTHING, Sharing::Alone);
+        assert_eq!(traps.mdcr_el2, (MdcrEl2::TPMS | MdcrEl2::TTRF).bits());
         let cptr = registers[&Control::CptrEl2];
         assert_eq!(cptr & CPTR_TTA, CPTR_TTA);
         assert_eq!(cptr & CptrEl2::TAM.bits(), CptrEl2::TAM.bits());
@@ -332,7 +333,7 @@ mod tests {
             assert_eq!(registers[&zero], 0, "{zero:?}");
         }
         let branch_records = HdfgrtrEl2::NBRBIDR | HdfgrtrEl2::NBRBCTL | HdfgrtrEl2::NBRBDATA;
-        assert!(!HDFGRTR_OPEN.intersects(branch_records));
+        assert_eq!(traps.hdfgrtr_el2 & branch_records.bits(), 0);
         assert_eq!(
             registers[&Control::HfgitrEl2] & (HfgitrEl2::NBRBINJ | HfgitrEl2::NBRBIALL).bits(),
             0
@@ -374,7 +375,8 @@ mod tests {
         let hcr = hcr(Interrupts::Virtual, Sharing::Two);
         assert!(hcr.contains(SET_WAY));
         assert!(!hcr.intersects(HcrEl2::API | HcrEl2::APK | HcrEl2::ATA | HcrEl2::ENSCXT));
-        assert!(mdcr(&EVERYTHING, Sharing::Two).contains(MDCR_SHARED));
+        let mdcr = traps(&EVERYTHING, Sharing::Two).mdcr_el2;
+        assert_eq!(mdcr & MDCR_SHARED.bits(), MDCR_SHARED.bits());
     }
 
     #[test]

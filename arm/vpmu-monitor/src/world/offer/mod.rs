@@ -19,7 +19,7 @@ use crate::regs::{
 
 mod controls;
 mod shared;
-pub use controls::{Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, Sharing, controls, hcr, mdcr};
+pub use controls::{Control, Machine, Sharing, controls, hcr, traps};
 pub use shared::shared_id_register;
 
 /// What the guest reads of a field of an ID register.
