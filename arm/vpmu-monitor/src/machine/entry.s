@@ -225,9 +225,12 @@ enter_guest:
     mov     x0, sp
 .endm
 
-.macro guest_vector handler
+.macro guest_vector handler, argument
     .balign 0x80
     save
+    .ifnb   \argument
+    mov     w1, #\argument
+    .endif
     bl      \handler
     b       resume_guest
 .endm
@@ -238,7 +241,7 @@ enter_guest:
     b       own_exception
 .endm
 
-.macro vector_table synchronous, irq, fiq
+.macro vector_table synchronous, interrupt
     // From EL2 itself: always a fault of the monitor's own.
     .irp number, 0, 1, 2, 3, 4, 5, 6, 7
     own_vector \number
@@ -246,8 +249,8 @@ enter_guest:
     // From the guest in AArch64, and in AArch32, which only its EL0 can be in.
     .rept 2
     guest_vector \synchronous
-    guest_vector \irq
-    guest_vector \fiq
+    guest_vector \interrupt, 1      // an IRQ is of group 1, an FIQ of group 0
+    guest_vector \interrupt, 0
     guest_vector guest_serror
     .endr
 .endm
@@ -255,13 +258,13 @@ enter_guest:
 .section .vectors, "ax"
 .balign 0x800
 vectors:
-    vector_table guest_synchronous, guest_irq, guest_fiq
+    vector_table guest_synchronous, guest_interrupt
 
 // The same where two guests share this CPU.
 .balign 0x800
 .global shared_vectors
 shared_vectors:
-    vector_table shared_synchronous, shared_irq, shared_fiq
+    vector_table shared_synchronous, shared_interrupt
 
 resume_guest:
     ldp     x30, x1, [sp, #240]

@@ -23,19 +23,9 @@ use super::{
     gic::{self, PhysicalInterface},
 };
 
-/// A physical interrupt (group 1) while the guest ran.
+/// A physical interrupt while the guest ran, of group 1 or of group 0.
 #[unsafe(no_mangle)]
-extern "C" fn guest_irq(frame: &mut Frame) {
-    interrupts(frame, true);
-}
-
-/// A physical interrupt of group 0.
-#[unsafe(no_mangle)]
-extern "C" fn guest_fiq(frame: &mut Frame) {
-    interrupts(frame, false);
-}
-
-fn interrupts(frame: &mut Frame, group1: bool) {
+extern "C" fn guest_interrupt(frame: &mut Frame, group1: bool) {
     let cpu = Cpu::this();
     let Some(monitor) = Monitor::installed() else {
         power_off()

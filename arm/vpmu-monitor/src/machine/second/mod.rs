@@ -150,17 +150,9 @@ extern "C" fn shared_synchronous(frame: &mut Frame) {
     schedule(frame, pair, cpu, monitor, &mut unlocked);
 }
 
+/// A physical interrupt on the shared CPU, of group 1 or of group 0.
 #[unsafe(no_mangle)]
-extern "C" fn shared_irq(frame: &mut Frame) {
-    interrupts(frame, true);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn shared_fiq(frame: &mut Frame) {
-    interrupts(frame, false);
-}
-
-fn interrupts(frame: &mut Frame, group1: bool) {
+extern "C" fn shared_interrupt(frame: &mut Frame, group1: bool) {
     let Some((pair, monitor)) = PAIR.get().zip(Monitor::installed()) else {
         power_off()
     };
