@@ -5,10 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     lock::Shared,
-    world::{
-        second::statistics::Switches,
-        statistics::{CpuStatistics, Snapshot},
-    },
+    world::statistics::{CpuStatistics, Snapshot},
 };
 
 use super::{
@@ -18,8 +15,6 @@ use super::{
 
 /// The figures of the second guest, where there is one.
 pub(crate) static SECOND: CpuStatistics = CpuStatistics::zero();
-/// What switches between the two guests have cost until now.
-pub(crate) static SWITCHES: Shared<Switches> = Shared::new(Switches::ZERO);
 /// How often a counter that counted was taken from the guest that is not in the shared CPU.
 pub(crate) static OTHERS_LOST: AtomicU64 = AtomicU64::new(0);
 
@@ -71,8 +66,7 @@ pub(crate) fn mark_entry() {
 /// The figures of all CPUs, now.
 pub(crate) fn snapshot() -> Snapshot {
     let mut snapshot = Snapshot::take(cpus().iter().map(|cpu| &cpu.statistics), now());
-    snapshot.switches = SWITCHES.with(|switches| *switches);
-    snapshot.switches.second_traps = SECOND.pmu_traps();
+    snapshot.second_traps = SECOND.pmu_traps();
     snapshot
 }
 

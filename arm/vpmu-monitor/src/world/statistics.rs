@@ -11,7 +11,7 @@ use core::{
 
 use vpmu::arm::Register;
 
-use super::second::statistics::{self as second, Switches};
+use super::second::statistics::{self as second, Figure};
 
 /// Defines the kinds, with the names of those that there is one of.
 macro_rules! kinds {
@@ -83,11 +83,12 @@ kinds! {
 /// How many kinds there are.
 pub const KINDS: usize = FIXED.len() + 2 * Register::COUNT;
 
-/// The figures of a CPU: how many exits of each kind, the ticks that each kind took, and two more.
-const FIGURES: usize = 2 * KINDS + 2;
+/// The figures of a CPU: how many exits of each kind, the ticks that each kind took, two more, and those of switches.
+const FIGURES: usize = SWITCHES + Figure::COUNT;
 const TICKS: usize = KINDS;
 const PMIS: usize = 2 * KINDS;
 const INSTRUCTIONS: usize = PMIS + 1;
+const SWITCHES: usize = INSTRUCTIONS + 1;
 
 /// The running figures of one CPU.
 #[derive(Debug)]
@@ -116,6 +117,11 @@ impl CpuStatistics {
         advance(&self.0[PMIS], 1);
     }
 
+    /// Adds to a figure of switches between two guests.
+    pub fn switched(&self, figure: Figure, by: u64) {
+        advance(&self.0[SWITCHES + figure.index()], by);
+    }
+
     /// Exits by a trapped PMU register.
     pub fn pmu_traps(&self) -> u64 {
         let counts = self.0[FIXED.len()..KINDS].iter();
@@ -134,8 +140,8 @@ pub struct Snapshot {
     /// System counter.
     pub now: u64,
     figures: [u64; FIGURES],
-    /// Switches between two guests.
-    pub switches: Switches,
+    /// Trapped accesses of a second guest to PMU registers.
+    pub second_traps: u64,
 }
 
 impl Snapshot {
@@ -143,7 +149,7 @@ impl Snapshot {
     pub const ZERO: Self = Self {
         now: 0,
         figures: [0; FIGURES],
-        switches: Switches::ZERO,
+        second_traps: 0,
     };
 
     /// Adds up `cpus` at system-counter time `now`.
@@ -162,7 +168,7 @@ impl Snapshot {
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = self.clone();
         difference.now = self.now.wrapping_sub(earlier.now);
-        difference.switches = self.switches.since(&earlier.switches);
+        difference.second_traps = self.second_traps.wrapping_sub(earlier.second_traps);
         for (figure, earlier) in difference.figures.iter_mut().zip(earlier.figures) {
             *figure = figure.wrapping_sub(earlier);
         }
@@ -187,7 +193,7 @@ impl fmt::Display for Json<'_> {
         let Snapshot {
             now,
             figures,
-            switches,
+            second_traps,
         } = self.figures;
         let (count, ticks) = (&figures[..KINDS], &figures[TICKS..PMIS]);
         // Wrapping, as all sums here: a panic at EL2 would take the guest with it.
@@ -203,9 +209,12 @@ impl fmt::Display for Json<'_> {
         f.write_str(r#"},"exit_ticks":{"#)?;
         by_kind(f, count, ticks)?;
         f.write_str("}")?;
-        if *switches != Switches::ZERO {
+        if let Some(switches) = figures.last_chunk()
+            && (*second_traps != 0 || *switches != [0; Figure::COUNT])
+        {
             let switches = second::Json {
-                switches,
+                figures: switches,
+                second_traps: *second_traps,
                 counts_instructions: self.counts_instructions,
             };
             write!(f, r#","switches":{switches}"#)?;
@@ -282,6 +291,28 @@ mod tests {
                 r#""exit_ticks":{"irq:pmu":100,"sysreg:PMCR_EL0:w":20,"sysreg:PMEVTYPERn_EL0:r":30}}"#,
             )
         );
+    }
+
+    #[test]
+    fn switches_are_those_between_two_moments() {
+        let cpu = CpuStatistics::zero();
+        cpu.switched(Figure::Count, 5);
+        let begin = Snapshot::take([&cpu].into_iter(), 0);
+        cpu.switched(Figure::Count, 2);
+        let mut end = Snapshot::take([&cpu].into_iter(), 0);
+        end.second_traps = 3;
+        let json = |figures: &Snapshot| {
+            let json = Json {
+                figures,
+                frequency: 1,
+                counts_instructions: false,
+                sees_pmis: false,
+            };
+            json.to_string()
+        };
+        let switches = r#","switches":{"count":2,"pmu_registers":0,"pmu_instructions":null,"second_pmu_traps":3,"#;
+        assert!(json(&end.since(&begin)).contains(switches));
+        assert!(!json(&end.since(&end)).contains("switches"));
     }
 
     #[test]

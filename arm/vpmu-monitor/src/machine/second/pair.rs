@@ -14,7 +14,7 @@ use vpmu_monitor::{
             gic::VirtualGic,
             scheduler::{Scheduler, Who, serve_interrupts},
             spi::KeptSpi,
-            statistics::Switches,
+            statistics::Figure,
         },
         statistics::Kind,
         vgic::{CpuInterface, Place},
@@ -25,7 +25,7 @@ use super::{
     super::{
         cpu::{Cpu, Local, Monitor},
         el2::{apply_traps, follow_borrowing},
-        figures::{OTHERS_LOST, SECOND, SWITCHES},
+        figures::{OTHERS_LOST, SECOND},
         frame::Frame,
         gic::{self, PhysicalInterface, highest_pending, least_mask},
         irq::{show_line, take_pmi},
@@ -248,12 +248,12 @@ impl Pair {
         // An overflow may have been found when its guest was put away.
         show_line(local, Cpu::this(), monitor);
         apply_traps(local, false);
-        SWITCHES.with(|switches| switches.count += 1);
+        Cpu::this().statistics.switched(Figure::Count, 1);
     }
 
     fn put_pmu(&mut self, from: Who, local: &mut Local) {
         let Some(pmu) = &mut local.pmu else { return };
-        moved(pmu, Switches::end, |pmu| pmu.put(&mut PhysicalPmu));
+        moved(pmu, Figure::Ended, |pmu| pmu.put(&mut PhysicalPmu));
         if pmu.wakes(&mut PhysicalPmu) {
             // Out of the hardware, the line cannot wake it.
             self.scheduler.wake(from);
@@ -270,7 +270,7 @@ impl Pair {
             let _ = pmu.replan(kept);
         }
         let left = self.other_pmu.as_ref();
-        moved(pmu, Switches::begin, |pmu| pmu.load(left, &mut PhysicalPmu));
+        moved(pmu, Figure::Began, |pmu| pmu.load(left, &mut PhysicalPmu));
         if replanned {
             pmu.note_lost(&mut PhysicalPmu);
         }
@@ -283,23 +283,21 @@ fn give_back(irq: &gic::Acknowledged) {
     PhysicalInterface.give_back(irq.0);
 }
 
-/// Has `work` put `pmu` away or load it, and adds to [`SWITCHES`] what that cost; `note` notes from where to where it went.
+/// Has `work` put `pmu` away or load it, and counts what that cost; `figure` is of from where to where it goes.
 fn moved(
     pmu: &mut GuestPmu,
-    note: fn(&mut Switches, Residence, Residence),
+    figure: fn(Residence, Residence) -> Figure,
     work: impl FnOnce(&mut GuestPmu),
 ) {
     let (was, accesses) = (pmu.residence(), pmu.switch_accesses);
     let instructions = measured(pmu, work);
     let registers = pmu.switch_accesses - accesses;
-    let moved = was.zip(pmu.residence());
-    SWITCHES.with(|switches| {
-        switches.instructions += instructions;
-        switches.registers += registers;
-        if let Some((was, is)) = moved {
-            note(switches, was, is);
-        }
-    });
+    let statistics = &Cpu::this().statistics;
+    statistics.switched(Figure::Instructions, instructions);
+    statistics.switched(Figure::Registers, registers);
+    if let Some((was, is)) = was.zip(pmu.residence()) {
+        statistics.switched(figure(was, is), 1);
+    }
 }
 
 /// Returns how many instructions `work` took, where a host counter counts the monitor's; the counting's own are taken off.

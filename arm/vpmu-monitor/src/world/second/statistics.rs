@@ -8,94 +8,65 @@ use crate::world::statistics::OrNull;
 
 /// Where a guest's PMU was when its turn ended, and where it is then kept: each [`Residence`], in its order.
 const NAMES: [&str; 4] = ["free", "lazy", "saved", "loaded"];
+const MOVES: usize = NAMES.len() * NAMES.len();
 
-/// Running sums, of both guests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Switches {
+/// A running sum, of both guests.
+#[derive(Clone, Copy, Debug)]
+pub enum Figure {
     /// Switches from one guest to the other.
-    pub count: u64,
+    Count,
     /// PMU registers read or written for them.
-    pub registers: u64,
+    Registers,
     /// Instructions of EL2 for the PMU's part in them, where a host counter counts those.
-    pub instructions: u64,
-    /// Trapped accesses of the second guest to PMU registers. Those of the first are among its exits.
-    pub second_traps: u64,
-    /// From where to where a guest's PMU went at the end of its turn.
-    ended: [[u64; 4]; 4],
-    /// The same at the beginning.
-    began: [[u64; 4]; 4],
+    Instructions,
+    /// A guest's turn ended, and its PMU went from one place to another.
+    Ended(Residence, Residence),
+    /// A guest's turn began, likewise.
+    Began(Residence, Residence),
 }
 
-impl Switches {
-    /// Nothing yet.
-    pub const ZERO: Self = Self {
-        count: 0,
-        registers: 0,
-        instructions: 0,
-        second_traps: 0,
-        ended: [[0; 4]; 4],
-        began: [[0; 4]; 4],
-    };
+impl Figure {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 3 + 2 * MOVES;
 
-    /// A guest's turn ends: its PMU goes `from` one place `to` another.
-    pub fn end(&mut self, from: Residence, to: Residence) {
-        self.ended[from as usize][to as usize] += 1;
-    }
-
-    /// A guest's turn begins, likewise.
-    pub fn begin(&mut self, from: Residence, to: Residence) {
-        self.began[from as usize][to as usize] += 1;
-    }
-
-    /// What happened since `earlier`.
-    #[must_use]
-    pub fn since(&self, earlier: &Self) -> Self {
-        let mut difference = *self;
-        difference.count -= earlier.count;
-        difference.registers -= earlier.registers;
-        difference.instructions -= earlier.instructions;
-        difference.second_traps -= earlier.second_traps;
-        let sums = difference.ended.iter_mut().chain(&mut difference.began);
-        for (sums, earlier) in sums.zip(earlier.ended.iter().chain(&earlier.began)) {
-            for (sum, earlier) in sums.iter_mut().zip(earlier) {
-                *sum -= earlier;
-            }
-        }
-        difference
+    pub(crate) const fn index(self) -> usize {
+        let (first, from, to) = match self {
+            Self::Count => return 0,
+            Self::Registers => return 1,
+            Self::Instructions => return 2,
+            Self::Ended(from, to) => (3, from, to),
+            Self::Began(from, to) => (3 + MOVES, from, to),
+        };
+        first + NAMES.len() * from as usize + to as usize
     }
 }
 
 /// A JSON object. `instructions` is null where no host counter counts them.
 pub struct Json<'a> {
-    /// The sums.
-    pub switches: &'a Switches,
+    /// The sums, in the order of [`Figure`].
+    pub figures: &'a [u64; Figure::COUNT],
+    /// Trapped accesses of the second guest to PMU registers. Those of the first are among its exits.
+    pub second_traps: u64,
     /// Whether a host counter counted the monitor's instructions.
     pub counts_instructions: bool,
 }
 
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Switches {
-            count,
-            registers,
-            instructions,
-            second_traps,
-            ended,
-            began,
-        } = self.switches;
+        let [count, registers, instructions, moves @ ..] = self.figures;
         let instructions = OrNull(self.counts_instructions.then_some(*instructions));
         write!(
             f,
-            r#"{{"count":{count},"pmu_registers":{registers},"pmu_instructions":{instructions},"second_pmu_traps":{second_traps}"#
+            r#"{{"count":{count},"pmu_registers":{registers},"pmu_instructions":{instructions},"second_pmu_traps":{}"#,
+            self.second_traps
         )?;
-        for (name, moves) in [("ended", ended), ("began", began)] {
+        for (name, moves) in ["ended", "began"].iter().zip(moves.chunks(MOVES)) {
             write!(f, r#","{name}":{{"#)?;
             let mut separator = "";
-            for (from, counts) in NAMES.iter().zip(moves) {
-                for (to, count) in NAMES.iter().zip(counts).filter(|(_, count)| **count > 0) {
-                    write!(f, r#"{separator}"{from}-{to}":{count}"#)?;
-                    separator = ",";
-                }
+            for (n, count) in moves.iter().enumerate().filter(|(_, count)| **count > 0) {
+                let (from, to) = (NAMES[n / NAMES.len()], NAMES[n % NAMES.len()]);
+                write!(f, r#"{separator}"{from}-{to}":{count}"#)?;
+                separator = ",";
             }
             f.write_str("}")?;
         }
@@ -108,17 +79,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moves_are_counted_between_two_moments() {
-        let mut switches = Switches::ZERO;
-        switches.end(Residence::Loaded, Residence::Lazy);
-        let earlier = switches;
-        switches.count = 2;
-        switches.registers = 40;
-        switches.end(Residence::Loaded, Residence::Lazy);
-        switches.end(Residence::Free, Residence::Free);
-        switches.begin(Residence::Saved, Residence::Loaded);
+    fn moves_are_named() {
+        let mut figures = [0; Figure::COUNT];
+        for (figure, value) in [
+            (Figure::Count, 2),
+            (Figure::Registers, 40),
+            (Figure::Ended(Residence::Loaded, Residence::Lazy), 1),
+            (Figure::Ended(Residence::Free, Residence::Free), 1),
+            (Figure::Began(Residence::Saved, Residence::Loaded), 1),
+        ] {
+            figures[figure.index()] += value;
+        }
         let json = Json {
-            switches: &switches.since(&earlier),
+            figures: &figures,
+            second_traps: 0,
             counts_instructions: false,
         };
         assert_eq!(
