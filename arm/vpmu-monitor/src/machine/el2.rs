@@ -127,9 +127,10 @@ pub(crate) fn follow_borrowing(local: &mut Local, monitor: &Monitor) {
         profile.stop(&mut PhysicalPmu);
     }
     let counters = monitor.settings.kept_counters(take);
-    if pmu.keep(counters, &mut PhysicalPmu).is_err() {
+    let Ok(lost) = pmu.keep(counters, &mut PhysicalPmu) else {
         return;
-    }
+    };
+    Cpu::this().statistics.lost(lost);
     if take {
         profile.start(now(), &mut PhysicalPmu);
     }

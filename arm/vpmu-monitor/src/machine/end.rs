@@ -1,6 +1,6 @@
 //! The guest's end, and what is said then: why, and the statistics.
 
-use core::{fmt, sync::atomic::Ordering::Relaxed};
+use core::fmt;
 
 use smccc::{Smc, psci::system_off};
 use vpmu_el2::PhysicalPmu;
@@ -12,7 +12,7 @@ use vpmu_monitor::{
 use super::{
     console::{self, say},
     cpu::{self, Cpu, Monitor},
-    figures::{self, MARKS, OTHERS_LOST, SECOND, note_instructions},
+    figures::{self, MARKS, SECOND, note_instructions},
     sysreg::read_sysreg,
 };
 
@@ -47,10 +47,11 @@ pub(crate) fn print_statistics() {
     let mut counts_instructions = false;
     if let Some(pmu) = &local.pmu {
         counts_instructions = pmu.own_instructions(&mut PhysicalPmu).is_some();
-        let others = cpu::cpus().iter().filter_map(|cpu| cpu.local.peek());
-        let others = others.filter_map(|local| Some(local.pmu.as_ref()?.lost));
-        let lost = pmu.lost + others.sum::<u64>() + OTHERS_LOST.load(Relaxed);
-        console::print(format_args!(",{},\"counters_lost\":{lost}", pmu.describe()));
+        console::print(format_args!(
+            ",{},\"counters_lost\":{}",
+            pmu.describe(),
+            last.lost()
+        ));
     }
     let json = |figures: &_| {
         console::print(format_args!(

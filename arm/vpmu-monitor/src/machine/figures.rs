@@ -1,6 +1,6 @@
 //! The figures of the whole machine, and the moments that the guest's doorbell marks.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
@@ -15,8 +15,6 @@ use super::{
 
 /// The figures of the second guest, where there is one.
 pub(crate) static SECOND: CpuStatistics = CpuStatistics::zero();
-/// How often a counter that counted was taken from the guest that is not in the shared CPU.
-pub(crate) static OTHERS_LOST: AtomicU64 = AtomicU64::new(0);
 
 /// The measurement that the host's samples belong to: its number, and bit 31 when it is over. A guest that does not ring
 /// is in measurement 0 until it ends.

@@ -83,12 +83,13 @@ kinds! {
 /// How many kinds there are.
 pub const KINDS: usize = FIXED.len() + 2 * Register::COUNT;
 
-/// The figures of a CPU: how many exits of each kind, the ticks that each kind took, two more, and those of switches.
+/// The figures of a CPU: how many exits of each kind, the ticks that each kind took, three more, and those of switches.
 const FIGURES: usize = SWITCHES + Figure::COUNT;
 const TICKS: usize = KINDS;
 const PMIS: usize = 2 * KINDS;
 const INSTRUCTIONS: usize = PMIS + 1;
-const SWITCHES: usize = INSTRUCTIONS + 1;
+const LOST: usize = INSTRUCTIONS + 1;
+const SWITCHES: usize = LOST + 1;
 
 /// The running figures of one CPU.
 #[derive(Debug)]
@@ -115,6 +116,11 @@ impl CpuStatistics {
     /// Counts one overflow interrupt offered to the guest.
     pub fn pmi(&self) {
         advance(&self.0[PMIS], 1);
+    }
+
+    /// Counts counters that the guest had counting, and that the host has taken.
+    pub fn lost(&self, counters: u64) {
+        advance(&self.0[LOST], counters);
     }
 
     /// Adds to a figure of switches between two guests.
@@ -162,6 +168,11 @@ impl Snapshot {
             }
         }
         sum
+    }
+
+    /// How often a counter that the guest had counting was taken from it.
+    pub const fn lost(&self) -> u64 {
+        self.figures[LOST]
     }
 
     /// What was counted since `earlier`.

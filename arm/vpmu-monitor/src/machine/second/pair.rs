@@ -2,8 +2,6 @@
 //!
 //! UNSAFETY: writes the interrupt interface of EL2.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use vpmu::arm::partition::Residence;
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
@@ -25,7 +23,7 @@ use super::{
     super::{
         cpu::{Cpu, Local, Monitor},
         el2::{apply_traps, follow_borrowing},
-        figures::{OTHERS_LOST, SECOND},
+        figures::SECOND,
         frame::Frame,
         gic::{self, PhysicalInterface, highest_pending, least_mask},
         irq::{show_line, take_pmi},
@@ -235,9 +233,6 @@ impl Pair {
             Who::Second => self.interrupts.clear(),
         }
         core::mem::swap(&mut local.pmu, &mut self.other_pmu);
-        if let Some(pmu) = &self.other_pmu {
-            OTHERS_LOST.store(pmu.lost, Relaxed);
-        }
         local.is_second = to == Who::Second;
         match to {
             Who::First => self.interrupts.load(&self.private),
@@ -272,7 +267,7 @@ impl Pair {
         let left = self.other_pmu.as_ref();
         moved(pmu, Figure::Began, |pmu| pmu.load(left, &mut PhysicalPmu));
         if replanned {
-            pmu.note_lost(&mut PhysicalPmu);
+            Cpu::this().statistics.lost(pmu.lost(&mut PhysicalPmu));
         }
     }
 }

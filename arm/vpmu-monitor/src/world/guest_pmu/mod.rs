@@ -76,8 +76,6 @@ pub struct GuestPmu {
     pub switch_accesses: u64,
     /// Counters that are the host's since the last load.
     newly_taken: CounterSet,
-    /// How often a counter that the guest had counting was taken from it.
-    pub lost: u64,
 }
 
 #[derive(Debug)]
@@ -164,7 +162,6 @@ impl GuestPmu {
             samples: settings.profile.is_some(),
             switch_accesses: 0,
             newly_taken: CounterSet::EMPTY,
-            lost: 0,
         })
     }
 
@@ -258,7 +255,7 @@ impl GuestPmu {
     }
 
     /// Has the host keep `host_counters` from now on, more or fewer than before. A counter that the guest has counting and
-    /// that the host takes stands still until it is given back.
+    /// that the host takes stands still until it is given back. Returns how many those are.
     ///
     /// # Errors
     ///
@@ -267,17 +264,16 @@ impl GuestPmu {
         &mut self,
         host_counters: u8,
         registers: &mut R,
-    ) -> Result<(), PmuError> {
+    ) -> Result<u64, PmuError> {
         // The registers are written back under the old plan and loaded under the new one: no counter is in the hardware while
         // its owner changes.
         self.put(registers);
         let kept = self.replan(host_counters);
         self.load(None, registers);
-        self.note_lost(registers);
-        kept
+        kept.map(|()| self.lost(registers))
     }
 
-    /// Does what [`Self::keep`] does while the guest's registers are not in the CPU. [`Self::note_lost`] comes after the load.
+    /// Does what [`Self::keep`] does while the guest's registers are not in the CPU. [`Self::lost`] comes after the load.
     ///
     /// # Errors
     ///
@@ -299,18 +295,20 @@ impl GuestPmu {
         Ok(())
     }
 
-    /// Counts those of the counters that [`Self::replan`] has taken that the guest has counting; after the next load.
+    /// Returns, once, how many of the counters that [`Self::replan`] has taken the guest has counting; after the next load.
     #[cold]
-    pub fn note_lost<R: PmuRegisters>(&mut self, registers: &mut R) {
-        for n in core::mem::take(&mut self.newly_taken) {
+    pub fn lost<R: PmuRegisters>(&mut self, registers: &mut R) -> u64 {
+        let is_lost = |n: &Counter| {
             let state = match &self.kind {
-                PmuKind::Emulated(pmu) => pmu.counter_state(n),
-                PmuKind::Partitioned(pmu) => pmu.counter_state(n, registers),
+                PmuKind::Emulated(pmu) => pmu.counter_state(*n),
+                PmuKind::Partitioned(pmu) => pmu.counter_state(*n, registers),
                 PmuKind::Untrapped => None,
             };
             // A counter that the guest had stopped has lost nothing.
-            self.lost += u64::from(matches!(state, Some(CounterState::Lost(_))));
-        }
+            matches!(state, Some(CounterState::Lost(_)))
+        };
+        let taken = core::mem::take(&mut self.newly_taken);
+        taken.into_iter().filter(is_lost).count() as u64
     }
 
     /// The guest's overflow line, where it is computed and not a wire.
