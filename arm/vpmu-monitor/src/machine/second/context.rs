@@ -20,74 +20,52 @@ unsafe extern "C" {
     fn load_vectors(from: *const Vectors);
 }
 
-/// The system registers of a guest: those of EL1 and EL0 by encoding, with how to read and write all of them.
+/// The system registers of a guest, by name: how to read and write all of them.
 macro_rules! registers {
+    // Those of EL1 and EL0 by encoding; behind them those of EL2, and of the physical interrupt interface, that say what a guest
+    // sees.
     ($($field:ident = $op1:literal $crn:literal $crm:literal $op2:literal;)*
      [ras] $ras:ident = $ras1:literal $ras2:literal $ras3:literal $ras4:literal;) => {
+        registers! {
+            [all]
+            $($field = concat!("s3_", $op1, "_c", $crn, "_c", $crm, "_", $op2);)*
+            sp_el1 = "sp_el1";
+            vmpidr_el2 = "vmpidr_el2";
+            ich_vmcr_el2 = "ich_vmcr_el2";
+            ich_hcr_el2 = "ich_hcr_el2";
+            icc_pmr_el1 = "icc_pmr_el1";
+            [ras] $ras = concat!("s3_", $ras1, "_c", $ras2, "_c", $ras3, "_", $ras4);
+        }
+    };
+    ([all] $($field:ident = $name:expr;)* [ras] $ras:ident = $ras_name:expr;) => {
         #[derive(Clone, Copy, Default)]
         struct Registers {
             $($field: u64,)*
             $ras: u64,
-            of_el2: OfEl2,
         }
 
         impl Registers {
             fn read() -> Self {
                 Self {
-                    $($field: read_sysreg!(concat!("s3_", $op1, "_c", $crn, "_c", $crm, "_", $op2)),)*
-                    $ras: if has_ras() {
-                        read_sysreg!(concat!("s3_", $ras1, "_c", $ras2, "_c", $ras3, "_", $ras4))
-                    } else {
-                        0
-                    },
-                    of_el2: OfEl2::read(),
+                    $($field: read_sysreg!($name),)*
+                    $ras: if has_ras() { read_sysreg!($ras_name) } else { 0 },
                 }
             }
 
             fn write(&self) {
                 // SAFETY: no guest runs, and what they say concerns EL1 and EL0 only.
                 unsafe {
-                    $(write_sysreg!(
-                        concat!("s3_", $op1, "_c", $crn, "_c", $crm, "_", $op2),
-                        self.$field
-                    );)*
+                    $(write_sysreg!($name, self.$field);)*
                     if has_ras() {
-                        write_sysreg!(
-                            concat!("s3_", $ras1, "_c", $ras2, "_c", $ras3, "_", $ras4),
-                            self.$ras
-                        );
+                        write_sysreg!($ras_name, self.$ras);
                     }
                 }
-                self.of_el2.write();
             }
         }
     };
 }
+
 vpmu_monitor::switched_registers!(registers);
-
-/// The registers of EL2, and of the physical interrupt interface, that say what a guest sees.
-macro_rules! registers_of_el2 {
-    ($($field:ident)*) => {
-        #[derive(Clone, Copy, Default)]
-        struct OfEl2 {
-            $($field: u64,)*
-        }
-
-        impl OfEl2 {
-            fn read() -> Self {
-                Self { $($field: read_sysreg!(stringify!($field)),)* }
-            }
-
-            fn write(&self) {
-                // SAFETY: no guest runs.
-                unsafe {
-                    $(write_sysreg!(stringify!($field), self.$field);)*
-                }
-            }
-        }
-    };
-}
-registers_of_el2! { sp_el1 vmpidr_el2 ich_vmcr_el2 ich_hcr_el2 icc_pmr_el1 }
 
 /// FEAT_RAS: interrupts of errors can be deferred. The guests do not see that, but no control traps the register.
 fn has_ras() -> bool {
@@ -122,12 +100,9 @@ impl Context {
     pub(super) fn new(entry: u64, x0: u64, vttbr: u64) -> Self {
         let registers = Registers {
             sctlr_el1: SCTLR_EL1_RESET,
-            of_el2: OfEl2 {
-                vmpidr_el2: read_sysreg!("vmpidr_el2"),
-                ich_hcr_el2: IchHcrEl2::EN.bits(),
-                icc_pmr_el1: 0xff,
-                ..OfEl2::default()
-            },
+            vmpidr_el2: read_sysreg!("vmpidr_el2"),
+            ich_hcr_el2: IchHcrEl2::EN.bits(),
+            icc_pmr_el1: 0xff,
             ..Registers::default()
         };
         Self {
