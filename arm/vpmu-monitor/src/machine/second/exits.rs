@@ -87,24 +87,14 @@ fn interrupt_controller(
     let address = fault_address();
     let distributor = monitor.machine.distributor.start;
     let redistributor = monitor.machine.redistributors.first()?.start;
-    let value = frame.register(access.rt);
+    let written = access.write.then(|| frame.register(access.rt));
     let read = if let Some(offset) = within(address, distributor, DISTRIBUTOR) {
-        if access.write {
-            pair.gic.write_distributor(offset, access.bytes, value);
-            None
-        } else {
-            Some(pair.gic.read_distributor(offset, access.bytes))
-        }
+        pair.gic.distributor(offset, access.bytes, written)
     } else {
         let offset = within(address, redistributor, REDISTRIBUTOR)?;
-        if access.write {
-            pair.gic.write_redistributor(offset, access.bytes, value);
-            None
-        } else {
-            Some(pair.gic.read_redistributor(offset, access.bytes))
-        }
+        pair.gic.redistributor(offset, access.bytes, written)
     };
-    if let Some(read) = read {
+    if written.is_none() {
         frame.set_register(access.rt, access.extend(read));
     }
     frame.step();

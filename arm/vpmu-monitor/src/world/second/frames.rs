@@ -6,7 +6,7 @@ use core::ops::Range;
 use super::gic::{INTIDS, VirtualGic};
 use crate::world::redistributor::{
     self, FRAME, ICACTIVER0, ICENABLER0, ICFGR0, ICPENDR0, IGROUPR0, IPRIORITYR0, ISACTIVER0,
-    ISENABLER0, ISPENDR0, is_defined,
+    ISENABLER0, ISPENDR0, WAKER_CHILDREN_ASLEEP, WAKER_PROCESSOR_SLEEP, is_defined,
 };
 
 /// Registers with a bit for each INTID begin at these offsets, and have 128 bytes each.
@@ -34,60 +34,48 @@ const CTLR_GROUPS: u64 = 0b11;
 const TYPER_VALUE: u64 = 1 << 25 | 0xf << 19 | (INTIDS as u64 / 32 - 1);
 
 impl VirtualGic {
-    /// What the guest reads from `bytes` bytes at `offset` of its distributor.
-    pub fn read_distributor(&self, offset: u64, bytes: u8) -> u64 {
-        match offset {
-            _ if !is_defined(offset, bytes) => 0,
-            CTLR => CTLR_FIXED | u64::from(self.groups_enabled),
-            TYPER => TYPER_VALUE,
-            IIDR => IMPLEMENTER,
-            PIDR2 => ARCHITECTURE,
-            // What is private is in the redistributor.
-            _ if is_private(offset) => 0,
-            _ => self.read_interrupts(offset, bytes),
-        }
-    }
-
-    /// The guest writes `bytes` bytes at `offset` of its distributor. Every SPI is routed to its one CPU.
-    pub fn write_distributor(&mut self, offset: u64, bytes: u8, value: u64) {
-        match offset {
+    /// Serves the guest's access of `bytes` bytes at `offset` of its distributor: a read, whose answer is returned, or the write
+    /// of a value. Every SPI is routed to its one CPU.
+    pub fn distributor(&mut self, offset: u64, bytes: u8, written: Option<u64>) -> u64 {
+        match (offset, written) {
             _ if !is_defined(offset, bytes) => {}
-            CTLR => self.groups_enabled = (value & CTLR_GROUPS) as u32,
+            (CTLR, Some(value)) => self.groups_enabled = (value & CTLR_GROUPS) as u32,
+            (CTLR, None) => return CTLR_FIXED | u64::from(self.groups_enabled),
+            (TYPER, None) => return TYPER_VALUE,
+            (IIDR, None) => return IMPLEMENTER,
+            (PIDR2, None) => return ARCHITECTURE,
+            // What is private is in the redistributor.
             _ if is_private(offset) => {}
-            _ => self.write_interrupts(offset, bytes, value),
+            (_, Some(value)) => self.write_interrupts(offset, bytes, value),
+            (_, None) => return self.read_interrupts(offset, bytes),
         }
+        0
     }
 
-    /// What the guest reads from `bytes` bytes at `offset` of its redistributor.
-    pub fn read_redistributor(&self, offset: u64, bytes: u8) -> u64 {
+    /// Serves the guest's access of `bytes` bytes at `offset` of its redistributor, likewise.
+    pub fn redistributor(&mut self, offset: u64, bytes: u8, written: Option<u64>) -> u64 {
+        use redistributor::{IIDR, TYPER, TYPER_HIGH, TYPER_LAST, WAKER};
         let affinity = self.affinity >> 8 & 0xff00_0000 | self.affinity & 0xff_ffff;
-        match (offset / FRAME, offset % FRAME) {
+        match (offset / FRAME, offset % FRAME, written) {
             // Linux reads all 64 bits at once, others by halves.
-            (0, redistributor::TYPER) if bytes == 8 => affinity << 32 | redistributor::TYPER_LAST,
-            (_, offset) if !is_defined(offset, bytes) => 0,
-            (0, redistributor::TYPER) => redistributor::TYPER_LAST,
-            (0, redistributor::TYPER_HIGH) => affinity,
-            (0, redistributor::IIDR) => IMPLEMENTER,
+            (0, TYPER, None) if bytes == 8 => return affinity << 32 | TYPER_LAST,
+            (_, offset, _) if !is_defined(offset, bytes) => {}
+            (0, TYPER, None) => return TYPER_LAST,
+            (0, TYPER_HIGH, None) => return affinity,
+            (0, IIDR, None) => return IMPLEMENTER,
+            (0, WAKER, Some(value)) => self.asleep = value & WAKER_PROCESSOR_SLEEP != 0,
             // Asleep the moment it is told to: nothing is on its way to this CPU.
-            (0, redistributor::WAKER) if self.asleep => {
-                redistributor::WAKER_PROCESSOR_SLEEP | redistributor::WAKER_CHILDREN_ASLEEP
+            (0, WAKER, None) if self.asleep => {
+                return WAKER_PROCESSOR_SLEEP | WAKER_CHILDREN_ASLEEP;
             }
-            (0 | 1, PIDR2) => ARCHITECTURE,
-            (1, offset) if is_private(offset) => self.read_interrupts(offset, bytes),
-            _ => 0,
-        }
-    }
-
-    /// The guest writes `bytes` bytes at `offset` of its redistributor.
-    pub fn write_redistributor(&mut self, offset: u64, bytes: u8, value: u64) {
-        match (offset / FRAME, offset % FRAME) {
-            (_, offset) if !is_defined(offset, bytes) => {}
-            (0, redistributor::WAKER) => {
-                self.asleep = value & redistributor::WAKER_PROCESSOR_SLEEP != 0;
+            (0 | 1, PIDR2, None) => return ARCHITECTURE,
+            (1, offset, Some(value)) if is_private(offset) => {
+                self.write_interrupts(offset, bytes, value);
             }
-            (1, offset) if is_private(offset) => self.write_interrupts(offset, bytes, value),
+            (1, offset, None) if is_private(offset) => return self.read_interrupts(offset, bytes),
             _ => {}
         }
+        0
     }
 
     fn read_interrupts(&self, offset: u64, bytes: u8) -> u64 {
@@ -174,6 +162,24 @@ fn is_private(offset: u64) -> bool {
 mod tests {
     use super::*;
     use crate::world::second::gic::REDISTRIBUTOR;
+
+    impl VirtualGic {
+        fn read_distributor(&mut self, offset: u64, bytes: u8) -> u64 {
+            self.distributor(offset, bytes, None)
+        }
+
+        fn write_distributor(&mut self, offset: u64, bytes: u8, value: u64) {
+            self.distributor(offset, bytes, Some(value));
+        }
+
+        fn read_redistributor(&mut self, offset: u64, bytes: u8) -> u64 {
+            self.redistributor(offset, bytes, None)
+        }
+
+        fn write_redistributor(&mut self, offset: u64, bytes: u8, value: u64) {
+            self.redistributor(offset, bytes, Some(value));
+        }
+    }
 
     #[test]
     fn what_is_private_is_in_the_redistributor_only() {
