@@ -40,8 +40,6 @@ use super::{heap, mmu, sysreg::read_sysreg};
 /// Configuration tables with the ACPI RSDP, and with a device tree.
 const ACPI: Guid = guid!("8868e871-e4f1-11d3-bc22-0080c73c8881");
 const DEVICE_TREE: Guid = guid!("b1b621d5-f19c-41a5-830b-d9152c69aae0");
-/// The path of the initrd's device (Linux, `LINUX_EFI_INITRD_MEDIA_GUID`).
-const INITRD: Guid = guid!("5568e427-68fc-4f3d-ac74-ca555231cc68");
 
 const PAGE: u64 = 0x1000;
 /// Descriptors that the memory map may gain: by an allocation, and by what the guest does not get.
@@ -228,8 +226,7 @@ impl Firmware {
 
     /// The initrd, where a boot loader offers one.
     fn initrd(&self) -> Result<Option<Range<u64>>, UefiError> {
-        let path = InitrdPath::new();
-        let mut rest = (&raw const path).cast::<DevicePathProtocol>();
+        let mut rest = (&raw const INITRD).cast::<DevicePathProtocol>();
         let mut handle = ptr::null_mut();
         let guid = LoadFile2Protocol::GUID;
         // SAFETY: a call of the firmware's with a whole path.
@@ -348,19 +345,17 @@ struct InitrdPath {
     end: DevicePathProtocol,
 }
 
-impl InitrdPath {
-    const fn new() -> Self {
-        const fn node(kind: DeviceType, of: DeviceSubType, length: u8) -> DevicePathProtocol {
-            DevicePathProtocol {
-                major_type: kind,
-                sub_type: of,
-                length: [length, 0],
-            }
-        }
-        Self {
-            medium: node(DeviceType::MEDIA, DeviceSubType::MEDIA_VENDOR, 20),
-            guid: INITRD,
-            end: node(DeviceType::END, DeviceSubType::END_ENTIRE, 4),
-        }
-    }
-}
+/// The initrd's (Linux, `LINUX_EFI_INITRD_MEDIA_GUID`).
+static INITRD: InitrdPath = InitrdPath {
+    medium: DevicePathProtocol {
+        major_type: DeviceType::MEDIA,
+        sub_type: DeviceSubType::MEDIA_VENDOR,
+        length: [20, 0],
+    },
+    guid: guid!("5568e427-68fc-4f3d-ac74-ca555231cc68"),
+    end: DevicePathProtocol {
+        major_type: DeviceType::END,
+        sub_type: DeviceSubType::END_ENTIRE,
+        length: [4, 0],
+    },
+};
