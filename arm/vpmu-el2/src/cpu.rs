@@ -4,7 +4,7 @@
 
 use vpmu::arm::emulated::{EmulatedConfig, Identity};
 use vpmu::arm::partition::{
-    self, Features, Isolation, PartitionConfig, PmuRegisters as _, TrapRegisters,
+    Features, Isolation, PartitionConfig, PmuRegisters as _, TrapRegisters,
 };
 use vpmu::arm::{EventFilter, PmuVersion, Register, pmcr};
 use vpmu::counter::Policy;
@@ -66,11 +66,6 @@ pub fn id_registers() -> (u64, u64) {
         read_sysreg!("id_aa64dfr0_el1"),
         read_sysreg!("id_aa64mmfr0_el1"),
     )
-}
-
-/// Stops all counters of this CPU and clears their interrupts, which are UNKNOWN after reset: once, before the first guest.
-pub fn quiet() {
-    partition::quiet(&mut PhysicalPmu);
 }
 
 /// Writes the trap registers: what the PMU wants, and the hypervisor's `own` bits. `fgt`: FEAT_FGT exists.

@@ -31,7 +31,7 @@ mod registers;
 mod sysreg;
 
 #[cfg(all(target_arch = "aarch64", target_os = "none"))]
-pub use cpu::{emulated_config, features, id_registers, partition_config, quiet, set_traps};
+pub use cpu::{emulated_config, features, id_registers, partition_config, set_traps};
 #[cfg(all(target_arch = "aarch64", target_os = "none"))]
 pub use inject::inject;
 #[cfg(all(target_arch = "aarch64", target_os = "none"))]

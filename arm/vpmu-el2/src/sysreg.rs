@@ -44,12 +44,8 @@ macro_rules! numbered_sysreg {
     };
 }
 
-/// Whether HCR_EL2.E2H is set, as it always is where FEAT_E2H0 is missing: at EL2 the names of EL1's registers are then those of
-/// EL2's own, and EL1's have other names.
-pub(crate) fn has_e2h() -> bool {
-    read_sysreg!("hcr_el2") & HCR_E2H != 0
-}
-
+/// HCR_EL2.E2H, which is always set where FEAT_E2H0 is missing: at EL2 the names of EL1's registers are then those of EL2's own, and
+/// EL1's have other names.
 pub(crate) const HCR_E2H: u64 = 1 << 34;
 
 /// Registers of EL1 by their two names, the second where `e2h`: SCTLR_EL12 and so on, which assemblers may not know.
