@@ -126,13 +126,8 @@ fn suspend(monitor: &Monitor, unlocked: &mut Unlocked) {
 /// gone, too.
 fn first_is_off(monitor: &Monitor, unlocked: &mut Unlocked) -> ! {
     FIRST_IS_OFF.store(true, Relaxed);
-    if let Some(shared) = monitor.shared {
-        let affinity = monitor.machine.cpus[shared];
-        let [aff0, aff1, aff2, _, aff3, ..] = affinity.to_le_bytes().map(u64::from);
-        let to = aff3 << 48 | (aff0 >> 4) << 44 | aff2 << 32 | aff1 << 16 | 1 << (aff0 & 15);
-        // The shared CPU checks, whichever interrupt comes.
-        gic::send_sgi(5, to);
-    }
+    // The shared CPU checks, whichever interrupt comes.
+    gic::call_others(monitor);
     loop {
         wait_for_interrupt(unlocked);
     }
