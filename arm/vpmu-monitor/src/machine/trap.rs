@@ -44,32 +44,54 @@ pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
     local.at_exit();
     let esr = read_sysreg!("esr_el2");
     let kind = match Exit::decode(esr) {
-        Exit::SystemRegister(access) => system_register(frame, access, esr, cpu, &mut local),
-        Exit::Aarch32 => aarch32_access(frame, esr, cpu, &mut local),
         Exit::Smc => {
             drop(local);
             frame.step();
             firmware_call(frame, monitor, unlocked);
             Kind::Smc
         }
+        Exit::Memory(access) => {
+            let served = memory_access(frame, access, monitor, cpu, &mut local);
+            served.unwrap_or_else(|| nothing_there(frame, esr))
+        }
+        exit => of_any_guest(frame, exit, esr, cpu, &mut local),
+    };
+    frame.account(&cpu.statistics, kind);
+}
+
+/// Serves an exit that is served alike whichever guest is in the CPU.
+#[inline]
+pub(super) fn of_any_guest(
+    frame: &mut Frame,
+    exit: Exit,
+    esr: u64,
+    cpu: &Cpu,
+    local: &mut Local,
+) -> Kind {
+    match exit {
+        Exit::SystemRegister(access) => system_register(frame, access, esr, cpu, local),
+        // An AArch32 EL0's access to coprocessor 15.
+        Exit::Aarch32 => pmu_register(frame, esr, cpu, local).unwrap_or_else(|| {
+            frame.inject(ESR_UNDEFINED);
+            Kind::UnknownRegister
+        }),
         Exit::Hvc => {
             // There is no hypervisor for the guest to call.
             frame.set_register(0, psci::NOT_SUPPORTED);
             Kind::Hvc
         }
-        Exit::Memory(access) => {
-            let served = memory_access(frame, access, monitor, cpu, &mut local);
-            served.unwrap_or_else(|| nothing_there(frame, esr))
+        Exit::CacheMaintenance => {
+            // Of memory that the guest does not have: no cache has a line of it.
+            frame.step();
+            Kind::Other
         }
-        Exit::CacheMaintenance => nothing_cached(frame),
         Exit::Abort => nothing_there(frame, esr),
-        // WFI traps only where two guests share a CPU, and is served there.
-        Exit::Wfi | Exit::Other(_) => {
+        // What is not offered is undefined. WFI traps only where two guests share a CPU, and is served there.
+        _ => {
             frame.inject(ESR_UNDEFINED);
             Kind::Other
         }
-    };
-    frame.account(&cpu.statistics, kind);
+    }
 }
 
 /// Ends an access to memory that the guest does not have, as a bus without a device there does.
@@ -78,13 +100,7 @@ pub(super) fn nothing_there(frame: &mut Frame, esr: u64) -> Kind {
     Kind::ExternalAbort
 }
 
-/// Ends cache maintenance of memory that the guest does not have: no cache has a line of it.
-pub(super) fn nothing_cached(frame: &mut Frame) -> Kind {
-    frame.step();
-    Kind::Other
-}
-
-pub(super) fn system_register(
+fn system_register(
     frame: &mut Frame,
     access: RegisterAccess,
     esr: u64,
@@ -187,14 +203,6 @@ fn pmu_register(frame: &mut Frame, esr: u64, cpu: &Cpu, local: &mut Local) -> Op
         frame.inject(esr);
     }
     Some(Kind::Pmu(access.register, access.write))
-}
-
-/// An access of an AArch32 EL0 to coprocessor 15.
-pub(super) fn aarch32_access(frame: &mut Frame, esr: u64, cpu: &Cpu, local: &mut Local) -> Kind {
-    pmu_register(frame, esr, cpu, local).unwrap_or_else(|| {
-        frame.inject(ESR_UNDEFINED);
-        Kind::UnknownRegister
-    })
 }
 
 /// An SError of the guest's. `HCR_EL2.AMO` is clear, so that it goes to EL1 and never here.

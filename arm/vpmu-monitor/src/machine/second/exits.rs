@@ -1,7 +1,6 @@
 //! Serving the second guest's exits.
 
 use smccc::psci::{PSCI_FEATURES, PSCI_MIGRATE_INFO_TYPE, PSCI_VERSION};
-use vpmu_el2::exception::ESR_UNDEFINED;
 use vpmu_monitor::world::{
     exit::{Exit, MemoryAccess},
     psci::{self, Call},
@@ -18,7 +17,7 @@ use super::super::{
     firmware::{forward, may_suspend},
     frame::Frame,
     sysreg::read_sysreg,
-    trap::{aarch32_access, nothing_cached, nothing_there, sends_sgi, system_register},
+    trap::{nothing_there, of_any_guest, sends_sgi},
 };
 use super::{context::Context, pair::Pair};
 
@@ -38,34 +37,22 @@ pub(super) fn synchronous(
             frame.step();
             Kind::SendSgi
         }
-        Exit::SystemRegister(access) => system_register(frame, access, esr, cpu, local),
-        Exit::Aarch32 => aarch32_access(frame, esr, cpu, local),
         Exit::Smc => {
             frame.step();
             firmware_call(frame, pair, monitor);
             Kind::Smc
-        }
-        // The second guest has no doorbell and no services of the monitor.
-        Exit::Hvc => {
-            frame.set_register(0, psci::NOT_SUPPORTED);
-            Kind::Hvc
         }
         Exit::Wfi => {
             frame.step();
             wait(pair);
             Kind::Wfi
         }
+        // The second guest has no doorbell.
         Exit::Memory(access) => {
             let served = interrupt_controller(frame, access, pair, monitor);
             served.unwrap_or_else(|| nothing_there(frame, esr))
         }
-        Exit::CacheMaintenance => nothing_cached(frame),
-        Exit::Abort => nothing_there(frame, esr),
-        Exit::Other(_) => {
-            // What the machine's tree does not offer this guest is undefined there.
-            frame.inject(ESR_UNDEFINED);
-            Kind::Other
-        }
+        exit => of_any_guest(frame, exit, esr, cpu, local),
     }
 }
 
