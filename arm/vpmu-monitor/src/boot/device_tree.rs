@@ -105,26 +105,13 @@ fn words(tree: Fdt<'_>) -> Option<&str> {
     text(&tree.find_node("/chosen")?, "bootargs")
 }
 
-/// How firmware is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Conduit {
-    /// By HVC: firmware is where the monitor would be.
-    Hvc,
-    /// By SMC.
-    Smc,
-}
-
-/// How PSCI is called, where the tree says it.
-pub fn conduit(tree: &[u8]) -> Option<Conduit> {
+/// How PSCI is called, where the tree says it: `smc`; or `hvc`, by which firmware is called that is where the monitor would be.
+pub fn conduit(tree: &[u8]) -> Option<&str> {
     conduit_of(blob::open(tree)?)
 }
 
-fn conduit_of(tree: Fdt<'_>) -> Option<Conduit> {
-    match text(&tree.find_node("/psci")?, "method")? {
-        "hvc" => Some(Conduit::Hvc),
-        "smc" => Some(Conduit::Smc),
-        _ => None,
-    }
+fn conduit_of(tree: Fdt<'_>) -> Option<&str> {
+    text(&tree.find_node("/psci")?, "method")
 }
 
 impl Machine {
@@ -358,7 +345,7 @@ fn starts_by_firmware(tree: Fdt<'_>) -> bool {
     // Another waits at EL2 for a word in memory, which the guest can write, and would run the guest's code there. One that is
     // `disabled` waits, too (Devicetree Specification 0.4, 3.8.1).
     let is_psci = |node| text(&node, "enable-method") == Some("psci");
-    conduit_of(tree) == Some(Conduit::Smc) && cpu_nodes(tree).all(is_psci)
+    conduit_of(tree) == Some("smc") && cpu_nodes(tree).all(is_psci)
 }
 
 /// MPIDR affinity and phandle of each CPU.

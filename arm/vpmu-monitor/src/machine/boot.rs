@@ -10,7 +10,7 @@ use vpmu_monitor::{
     boot::{
         blob,
         console::consoles,
-        device_tree::{self, Conduit, Machine, TreeError},
+        device_tree::{self, Machine, TreeError},
         guest_image::{ImageError, PAYLOAD_OFFSET, Placement},
         home::{self, overlap},
         uefi::{self, Map},
@@ -103,8 +103,8 @@ extern "C" fn wrong_level(tree: u64, base: u64, level: u64) {
     );
     match device_tree::conduit(tree) {
         // Firmware is at EL3 or, for a machine without EL2, in the machine itself.
-        Some(Conduit::Hvc) if level == 1 => drop(system_off::<Hvc>()),
-        Some(Conduit::Smc) if level == 1 => drop(system_off::<Smc>()),
+        Some("hvc") if level == 1 => drop(system_off::<Hvc>()),
+        Some("smc") if level == 1 => drop(system_off::<Smc>()),
         _ => {}
     }
 }
