@@ -127,7 +127,7 @@ pub(crate) fn follow_borrowing(local: &mut Local, monitor: &Monitor) {
         profile.stop(&mut PhysicalPmu);
     }
     let counters = monitor.settings.kept_counters(take);
-    let Ok(lost) = pmu.keep(counters, &mut PhysicalPmu) else {
+    let Some(lost) = pmu.keep(counters, &mut PhysicalPmu) else {
         return;
     };
     Cpu::this().statistics.lost(lost);

@@ -260,14 +260,12 @@ impl Pair {
         // The counters may have been borrowed or given back while the other guest was in the CPU. Both have one
         // configuration, so what that one's PMU could do this one's can.
         let kept = monitor.settings.kept_counters(local.borrowed);
-        let replanned = pmu.kept() != kept;
-        if replanned {
-            let _ = pmu.replan(kept);
-        }
+        let taken = (pmu.kept() != kept).then(|| pmu.replan(kept)).flatten();
         let left = self.other_pmu.as_ref();
         moved(pmu, Figure::Began, |pmu| pmu.load(left, &mut PhysicalPmu));
-        if replanned {
-            Cpu::this().statistics.lost(pmu.lost(&mut PhysicalPmu));
+        if let Some(taken) = taken {
+            let lost = pmu.lost(taken, &mut PhysicalPmu);
+            Cpu::this().statistics.lost(lost);
         }
     }
 }

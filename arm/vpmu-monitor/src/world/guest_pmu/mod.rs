@@ -74,8 +74,6 @@ pub struct GuestPmu {
     samples: bool,
     /// Physical register accesses made by [`Self::load`] and [`Self::put`].
     pub switch_accesses: u64,
-    /// Counters that are the host's since the last load.
-    newly_taken: CounterSet,
 }
 
 #[derive(Debug)]
@@ -161,7 +159,6 @@ impl GuestPmu {
             own_counter,
             samples: settings.profile.is_some(),
             switch_accesses: 0,
-            newly_taken: CounterSet::EMPTY,
         })
     }
 
@@ -255,49 +252,35 @@ impl GuestPmu {
     }
 
     /// Has the host keep `host_counters` from now on, more or fewer than before. A counter that the guest has counting and
-    /// that the host takes stands still until it is given back. Returns how many those are.
-    ///
-    /// # Errors
-    ///
-    /// [`PmuError`], when there are not so many, or the design divides nothing; nothing has changed then.
-    pub fn keep<R: PmuRegisters>(
-        &mut self,
-        host_counters: u8,
-        registers: &mut R,
-    ) -> Result<u64, PmuError> {
+    /// that the host takes stands still until it is given back. Returns how many those are. `None`: there are not so many, or
+    /// the design divides nothing; nothing has changed then.
+    pub fn keep<R: PmuRegisters>(&mut self, host_counters: u8, registers: &mut R) -> Option<u64> {
         // The registers are written back under the old plan and loaded under the new one: no counter is in the hardware while
         // its owner changes.
         self.put(registers);
-        let kept = self.replan(host_counters);
+        let taken = self.replan(host_counters);
         self.load(None, registers);
-        kept.map(|()| self.lost(registers))
+        Some(self.lost(taken?, registers))
     }
 
-    /// Does what [`Self::keep`] does while the guest's registers are not in the CPU. [`Self::lost`] comes after the load.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::keep`].
+    /// Does what [`Self::keep`] does while the guest's registers are not in the CPU. Returns the counters that the host takes,
+    /// for [`Self::lost`] after the load.
     #[cold]
-    pub fn replan(&mut self, host_counters: u8) -> Result<(), PmuError> {
-        let plan = Plan::new(&self.hardware.partition(host_counters))?;
-        let kept = match &mut self.kind {
-            PmuKind::Emulated(pmu) => pmu.migrate(plan).is_ok(),
-            PmuKind::Partitioned(pmu) => pmu.migrate(plan).is_ok(),
-            PmuKind::Untrapped => false,
-        };
+    pub fn replan(&mut self, host_counters: u8) -> Option<CounterSet> {
+        let plan = Plan::new(&self.hardware.partition(host_counters)).ok()?;
         // `migrate` changes nothing where it fails, and the plan stays.
-        if !kept {
-            return Err(PmuError::Profile);
+        match &mut self.kind {
+            PmuKind::Emulated(pmu) => pmu.migrate(plan).ok()?,
+            PmuKind::Partitioned(pmu) => pmu.migrate(plan).ok()?,
+            PmuKind::Untrapped => return None,
         }
-        self.newly_taken = plan.host_counters() - self.plan.host_counters();
-        self.plan = plan;
-        Ok(())
+        let before = core::mem::replace(&mut self.plan, plan);
+        Some(plan.host_counters() - before.host_counters())
     }
 
-    /// Returns, once, how many of the counters that [`Self::replan`] has taken the guest has counting; after the next load.
+    /// How many of the counters that [`Self::replan`] has `taken` the guest has counting.
     #[cold]
-    pub fn lost<R: PmuRegisters>(&mut self, registers: &mut R) -> u64 {
+    pub fn lost<R: PmuRegisters>(&self, taken: CounterSet, registers: &mut R) -> u64 {
         let is_lost = |n: &Counter| {
             let state = match &self.kind {
                 PmuKind::Emulated(pmu) => pmu.counter_state(*n),
@@ -307,7 +290,6 @@ impl GuestPmu {
             // A counter that the guest had stopped has lost nothing.
             matches!(state, Some(CounterState::Lost(_)))
         };
-        let taken = core::mem::take(&mut self.newly_taken);
         taken.into_iter().filter(is_lost).count() as u64
     }
 
