@@ -166,8 +166,6 @@ pub(crate) struct Local {
     /// What the CPU's ID registers say.
     pub(crate) machine: offer::Machine,
     pub(crate) sharing: Sharing,
-    /// The host has counters of the guest's.
-    pub(crate) borrowed: bool,
     /// The second guest is in the CPU, and the PMU here is its.
     pub(crate) is_second: bool,
 }

@@ -41,7 +41,6 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool, unlocked: 
     let mut local = Cpu::this().local.lock(unlocked);
     local.interrupts = VirtualInterface::default();
     local.sharing = monitor.sharing();
-    local.borrowed = false;
     init_el1();
     local.machine = identify();
     let names = Names::begin(boots && local.machine.el3());
@@ -120,13 +119,13 @@ pub(crate) fn follow_borrowing(local: &mut Local, monitor: &Monitor) {
     let (Some(pmu), Some(profile)) = (&mut local.pmu, &mut local.profile) else {
         return;
     };
-    if local.borrowed == take {
+    let counters = monitor.settings.kept_counters(take);
+    if pmu.kept() == counters {
         return;
     }
     if !take {
         profile.stop(&mut PhysicalPmu);
     }
-    let counters = monitor.settings.kept_counters(take);
     let Some(lost) = pmu.keep(counters, &mut PhysicalPmu) else {
         return;
     };
@@ -134,7 +133,6 @@ pub(crate) fn follow_borrowing(local: &mut Local, monitor: &Monitor) {
     if take {
         profile.start(now(), &mut PhysicalPmu);
     }
-    local.borrowed = take;
     apply_traps(local, true);
 }
 

@@ -239,7 +239,7 @@ impl Pair {
             Who::Second => self.interrupts.load_second(self.gic.held()),
         }
         self.contexts[to.index()].load(frame);
-        self.load_pmu(local, monitor);
+        self.load_pmu(local);
         // An overflow may have been found when its guest was put away.
         show_line(local, Cpu::this(), monitor);
         apply_traps(local, false);
@@ -255,13 +255,13 @@ impl Pair {
         }
     }
 
-    fn load_pmu(&mut self, local: &mut Local, monitor: &Monitor) {
+    fn load_pmu(&mut self, local: &mut Local) {
+        let left = self.other_pmu.as_ref();
         let Some(pmu) = &mut local.pmu else { return };
         // The counters may have been borrowed or given back while the other guest was in the CPU. Both have one
         // configuration, so what that one's PMU could do this one's can.
-        let kept = monitor.settings.kept_counters(local.borrowed);
+        let kept = left.map_or(pmu.kept(), GuestPmu::kept);
         let taken = (pmu.kept() != kept).then(|| pmu.replan(kept)).flatten();
-        let left = self.other_pmu.as_ref();
         moved(pmu, Figure::Began, |pmu| pmu.load(left, &mut PhysicalPmu));
         if let Some(taken) = taken {
             let lost = pmu.lost(taken, &mut PhysicalPmu);
