@@ -100,7 +100,7 @@ impl Context {
     pub(super) fn new(entry: u64, x0: u64, vttbr: u64) -> Self {
         let registers = Registers {
             sctlr_el1: SCTLR_EL1_RESET,
-            vmpidr_el2: read_sysreg!("vmpidr_el2"),
+            vmpidr_el2: read_sysreg!("mpidr_el1"),
             ich_hcr_el2: IchHcrEl2::EN.bits(),
             icc_pmr_el1: 0xff,
             ..Registers::default()
