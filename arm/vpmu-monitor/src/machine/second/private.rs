@@ -36,12 +36,14 @@ pub(super) fn own_shared(distributor: u64, spi: KeptSpi, affinity: u64) {
     write(spi.bit(ISENABLER0));
 }
 
+/// What is pending, active and enabled, in the order in which it is put back: no interrupt is to be delivered half restored.
+const STATE: [u64; 3] = [ISPENDR0, ISACTIVER0, ISENABLER0];
+
 /// The state of the shared CPU's private interrupts, as a guest has left it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Private {
-    enabled: u32,
-    pending: u32,
-    active: u32,
+    /// By [`STATE`].
+    state: [u32; 3],
     group1: u32,
     configuration: u32,
     priorities: [u8; 32],
@@ -84,9 +86,7 @@ impl PrivateInterrupts {
     /// Takes the first guest's state, and leaves nothing of it. Its lines are low: timers and PMU have been put away.
     pub(super) fn save(self) -> Private {
         let mut saved = Private {
-            enabled: self.read(ISENABLER0) & self.intids,
-            pending: self.read(ISPENDR0) & self.intids,
-            active: self.read(ISACTIVER0) & self.intids,
+            state: STATE.map(|register| self.read(register) & self.intids),
             group1: self.read(IGROUPR0) & self.intids,
             configuration: self.read(ICFGR1),
             priorities: [0; 32],
@@ -114,10 +114,9 @@ impl PrivateInterrupts {
         for n in self.each() {
             self.set_priority(n, saved.priorities[n as usize]);
         }
-        // Pending and active before enabled: none is to be delivered half restored.
-        self.write(ISPENDR0, saved.pending);
-        self.write(ISACTIVER0, saved.active);
-        self.write(ISENABLER0, saved.enabled);
+        for (register, state) in STATE.into_iter().zip(saved.state) {
+            self.write(register, state);
+        }
     }
 
     /// Makes the interrupts the second guest's; those of `held` are active.
