@@ -116,7 +116,9 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     let machine = Machine::read(tree)?;
     let words = device_tree::command_line(tree)?;
     let settings = Settings::parse(words)?;
-    let (this, number) = this_cpu(&machine)?;
+    let this = read_sysreg!("mpidr_el1") & AFFINITY;
+    let number = machine.cpus.iter().position(|&cpu| cpu == this);
+    let number = number.ok_or(BootError::UnknownCpu(this))?;
     let ram = machine
         .ram
         .iter()
@@ -188,13 +190,6 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     heap::seal();
     figures::mark_entry();
     start::enter(number, placement.range.start, place)
-}
-
-/// The affinity and the number of this CPU.
-fn this_cpu(machine: &Machine) -> Result<(u64, usize), BootError> {
-    let this = read_sysreg!("mpidr_el1") & AFFINITY;
-    let number = machine.cpus.iter().position(|&cpu| cpu == this);
-    Ok((this, number.ok_or(BootError::UnknownCpu(this))?))
 }
 
 /// Makes the guest's device tree and puts it where the machine's is, or where there is more room; returns

@@ -32,7 +32,6 @@ pub(crate) struct Second {
     pub(crate) entry: u64,
     pub(crate) tree: u64,
     pub(crate) vttbr: u64,
-    pub(crate) affinity: u64,
     pub(crate) alarm_intid: u32,
     /// The interrupt of its serial port.
     pub(crate) serial: Option<KeptSpi>,
@@ -142,7 +141,6 @@ impl Plan {
             entry,
             tree: tree_at,
             vttbr: mmu::build_second(memory, self.serial.base)?,
-            affinity,
             serial: self.serial_interrupt,
             alarm_intid: *machine.timer_intids.get(3).ok_or(BootError::NoAlarm)?,
         })

@@ -74,7 +74,7 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
             scheduler: Scheduler::new(slice),
             contexts: [context.clone(), context],
             other_pmu: None,
-            gic: VirtualGic::new(second.affinity),
+            gic: VirtualGic::new(monitor.machine.cpus[number]),
             interrupts: PrivateInterrupts {
                 frame: place.sgi_frame(),
                 // What is the monitor's, as an emulated PMU's interrupt is, stays as it is.
