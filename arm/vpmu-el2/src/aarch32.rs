@@ -39,6 +39,7 @@ pub enum Part {
 impl Access {
     /// Decodes the syndrome of an MCR or MRC (exception class 0x03).
     pub fn from_mcr(iss: u32) -> Self {
+        const CV: u32 = 1 << 24;
         let field = |at: u32, mask: u32| (iss >> at & mask) as u8;
         let (op2, op1) = (field(17, 7), field(14, 7));
         let (crn, crm) = (field(10, 15), field(1, 15));
@@ -54,21 +55,20 @@ impl Access {
             rt: field(5, 31).into(),
             rt2: 31,
             write: iss & 1 == 0,
-            condition: condition(iss),
+            condition: (iss & CV != 0).then_some(field(20, 15)),
         }
     }
 
     /// Decodes the syndrome of an MCRR or MRRC (exception class 0x04).
     pub fn from_mcrr(iss: u32) -> Self {
-        let field = |at: u32, mask: u32| (iss >> at & mask) as u8;
-        let is_cycle_counter = (field(16, 15), field(1, 15)) == (0, 9);
+        // Opc1 and CRm.
+        let is_cycle_counter = (iss >> 16 & 15, iss >> 1 & 15) == (0, 9);
         Self {
             register: is_cycle_counter.then_some(Register::Pmccntr),
             part: Part::Whole,
-            rt: field(5, 31).into(),
-            rt2: field(10, 31).into(),
-            write: iss & 1 == 0,
-            condition: condition(iss),
+            rt2: (iss >> 10 & 31) as usize,
+            // The rest is where it is in the other form.
+            ..Self::from_mcr(iss)
         }
     }
 
@@ -80,7 +80,7 @@ impl Access {
             Some(condition) => condition,
             // T32 without a condition in the syndrome: that of the IT block.
             None if state == 0 => return true,
-            None => state >> 4,
+            None => (state >> 4) as u8,
         };
         let flag = |n: u32| spsr >> n & 1 != 0;
         let (n, z, c, v) = (flag(31), flag(30), flag(29), flag(28));
@@ -135,21 +135,17 @@ impl Access {
 
 const LOW: u64 = 0xffff_ffff;
 
-fn condition(iss: u32) -> Option<u8> {
-    const CV: u32 = 1 << 24;
-    (iss & CV != 0).then_some((iss >> 20 & 15) as u8)
-}
-
 /// PSTATE.T: T32.
 const PSTATE_T: u64 = 1 << 5;
 /// PSTATE.IT, in two pieces: IT\[7:2\] and IT\[1:0\].
 const PSTATE_IT: u64 = 0x3f << 10 | 3 << 25;
 
-fn it_state(spsr: u64) -> u8 {
+/// PSTATE.IT of a program in T32; 0 in A32.
+const fn it_state(spsr: u64) -> u64 {
     if spsr & PSTATE_T == 0 {
         return 0;
     }
-    (spsr >> 8 & 0xfc | spsr >> 25 & 3) as u8
+    spsr >> 8 & 0xfc | spsr >> 25 & 3
 }
 
 /// `spsr` with its IT block one instruction on (`AArch32.ITAdvance`).
@@ -157,7 +153,7 @@ pub const fn advance_it(spsr: u64) -> u64 {
     if spsr & PSTATE_T == 0 {
         return spsr;
     }
-    let state = spsr >> 8 & 0xfc | spsr >> 25 & 3;
+    let state = it_state(spsr);
     let next = if state & 7 == 0 {
         0
     } else {
