@@ -15,29 +15,11 @@ use dtoolkit::{
 
 use super::nodes::{self, Found, cells};
 
-/// A set of CPUs that a phandle names.
-struct Named {
-    phandle: u32,
-    /// The CPUs' numbers.
-    cpus: Vec<usize>,
-}
-
 /// The INTID of each CPU's PMU, by CPU number. `cpus` are the CPUs' phandles, `width` the GIC's `#interrupt-cells`.
 pub(super) fn intids(tree: Fdt<'_>, cpus: &[Option<u32>], width: usize) -> Vec<Option<u32>> {
-    let number = |phandle: u32| cpus.iter().position(|&cpu| cpu == Some(phandle));
-    let partitions: Vec<Named> = nodes::find(tree, |node| node.property("affinity").is_some())
-        .iter()
-        .filter_map(|found| {
-            let affinity = found.node.property("affinity")?;
-            Some(Named {
-                phandle: found.node.phandle().ok()??,
-                cpus: cells(affinity.value()).filter_map(number).collect(),
-            })
-        })
-        .collect();
     let mut intids = cpus.iter().map(|_| None).collect::<Vec<_>>();
     for Found { node, .. } in nodes::find(tree, |node| nodes::is_compatible(node, is_of_a_cpu)) {
-        for (intid, cpu) in lines(&node, width, cpus.len(), number, &partitions) {
+        for (intid, cpu) in lines(tree, &node, width, cpus) {
             // The first node that has the CPU.
             if let Some(known @ None) = intids.get_mut(cpu) {
                 *known = Some(intid);
@@ -58,15 +40,13 @@ fn is_of_a_cpu(name: &str) -> bool {
 
 /// What a node says: INTIDs and the numbers of the CPUs that raise them.
 fn lines(
+    tree: Fdt<'_>,
     node: &FdtNode<'_>,
     width: usize,
-    count: usize,
-    number: impl Fn(u32) -> Option<usize>,
-    partitions: &[Named],
+    cpus: &[Option<u32>],
 ) -> Vec<(u32, usize)> {
-    let affinity: Option<Vec<u32>> = node
-        .property("interrupt-affinity")
-        .map(|property| cells(property.value()).collect());
+    let number = |phandle: u32| cpus.iter().position(|&cpu| cpu == Some(phandle));
+    let affinity = named(node, "interrupt-affinity");
     let mut lines = Vec::new();
     for (n, specifier) in nodes::specifiers(node, width).iter().enumerate() {
         let Some(intid) = nodes::intid(specifier) else {
@@ -74,20 +54,29 @@ fn lines(
         };
         if intid >= 32 {
             let cpu = match &affinity {
-                Some(cpus) => cpus.get(n).copied().and_then(&number),
+                Some(cpus) => cpus.get(n).copied().and_then(number),
                 None => Some(n),
             };
             lines.extend(cpu.map(|cpu| (intid, cpu)));
             continue;
         }
         match specifier.get(3) {
-            None | Some(0) => lines.extend((0..count).map(|cpu| (intid, cpu))),
-            Some(partition) => {
-                let named = partitions.iter().find(|named| named.phandle == *partition);
-                let cpus = named.into_iter().flat_map(|named| &named.cpus);
-                lines.extend(cpus.map(|&cpu| (intid, cpu)));
+            None | Some(0) => lines.extend((0..cpus.len()).map(|cpu| (intid, cpu))),
+            Some(&partition) => {
+                let is_it = |node: &FdtNode<'_>| node.phandle().ok().flatten() == Some(partition);
+                let found = nodes::find(tree, is_it);
+                let phandles = found
+                    .iter()
+                    .find_map(|found| named(&found.node, "affinity"));
+                let cpus = phandles.into_iter().flatten().filter_map(number);
+                lines.extend(cpus.map(|cpu| (intid, cpu)));
             }
         }
     }
     lines
+}
+
+/// The phandles in a node's property.
+fn named(node: &FdtNode<'_>, property: &str) -> Option<Vec<u32>> {
+    Some(cells(node.property(property)?.value()).collect())
 }
