@@ -16,11 +16,10 @@ use super::mmio::{read_device, write_device};
 /// At most so many are used at once.
 const MOST: usize = 4;
 
-/// Addresses of the ports, with how to drive them below: no address has these bits.
+/// Addresses of the ports, and above them how an 8250 is driven: no address has these bits.
 static PORTS: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 
-const IS_8250: u64 = 1 << 63;
-const IS_WIDE: u64 = 1 << 62;
+const WIDTH: u32 = 60;
 const SHIFT: u32 = 56;
 const ADDRESS: u64 = (1 << 52) - 1;
 
@@ -30,7 +29,7 @@ pub(crate) fn set(consoles: &[Console]) {
         let kind = match console.kind {
             Kind::Pl011 => 0,
             Kind::Uart8250 { shift, width } => {
-                IS_8250 | u64::from(shift) << SHIFT | if width == 4 { IS_WIDE } else { 0 }
+                u64::from(width) << WIDTH | u64::from(shift) << SHIFT
             }
         };
         port.store(console.base & ADDRESS | kind, Relaxed);
@@ -43,7 +42,7 @@ impl Write for Everywhere {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for port in &PORTS {
             let port = port.load(Relaxed);
-            if port & IS_8250 != 0 {
+            if port >> WIDTH != 0 {
                 put_8250(port, text);
             } else if let Some(registers) = NonNull::new(port as *mut PL011Registers) {
                 // SAFETY: the device tree says that a PL011 is here, and the monitor's page tables map it as
@@ -59,8 +58,7 @@ impl Write for Everywhere {
 fn put_8250(port: u64, text: &str) {
     const LINE_STATUS: u64 = 5;
     const EMPTY: u64 = 1 << 5;
-    let (base, shift) = (port & ADDRESS, port >> SHIFT & 7);
-    let width = if port & IS_WIDE != 0 { 4 } else { 1 };
+    let (base, shift, width) = (port & ADDRESS, port >> SHIFT & 7, (port >> WIDTH) as u8);
     for byte in text.bytes() {
         while read_device(base + (LINE_STATUS << shift), width) & EMPTY == 0 {}
         write_device(base, width, byte.into());
