@@ -12,7 +12,7 @@ use dtoolkit::{
     Node, Property,
     fdt::{Fdt, FdtNode},
     model::{DeviceTree, DeviceTreeNode},
-    standard::NodeStandard as _,
+    standard::{NodeStandard as _, ReservedMemory},
 };
 
 use super::{
@@ -193,8 +193,8 @@ impl Machine {
                 .collect(),
             initrd,
             reserved: reserved(tree),
-            unmapped: reserved_nodes(tree)
-                .filter(|node| node.property("no-map").is_some())
+            unmapped: (tree.reserved_memory().into_iter().flatten())
+                .filter(ReservedMemory::no_map)
                 .flat_map(|node| regions(&node))
                 .collect(),
         })
@@ -323,14 +323,8 @@ fn reserved(tree: Fdt<'_>) -> Vec<Range<u64>> {
     let block = tree
         .memory_reservations()
         .map(|entry| entry.address()..entry.address().saturating_add(entry.size()));
-    block
-        .chain(reserved_nodes(tree).flat_map(|node| regions(&node)))
-        .collect()
-}
-
-fn reserved_nodes<'a>(tree: Fdt<'a>) -> impl Iterator<Item = FdtNode<'a>> + use<'a> {
-    let parent = tree.find_node("/reserved-memory");
-    parent.into_iter().flat_map(|parent| parent.children())
+    let nodes = tree.reserved_memory().into_iter().flatten();
+    block.chain(nodes.flat_map(|node| regions(&node))).collect()
 }
 
 fn cpu_nodes<'a>(tree: Fdt<'a>) -> impl Iterator<Item = FdtNode<'a>> + use<'a> {
