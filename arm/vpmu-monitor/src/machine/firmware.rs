@@ -3,7 +3,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use smccc::{
     Call as _, Smc,
-    psci::{PSCI_CPU_SUSPEND_32, PSCI_FEATURES},
+    psci::{Error, PSCI_CPU_SUSPEND_32, PSCI_FEATURES, system_reset},
 };
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
@@ -35,15 +35,15 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor, unlocked: &mut
             context,
         } => match monitor.machine.cpus.iter().position(|&cpu| cpu == target) {
             Some(number) => start::start_cpu(number, monitor, entry, context),
-            None => psci::INVALID_PARAMETERS,
+            None => Err(Error::InvalidParameters),
         },
         Call::CpuOff => cpu_off(monitor, unlocked),
         Call::CpuSuspend(state) => {
             if may_suspend(state, monitor) {
                 suspend(monitor, unlocked);
-                psci::SUCCESS
+                Ok(())
             } else {
-                psci::INVALID_PARAMETERS
+                Err(Error::InvalidParameters)
             }
         }
         // The machine goes off with the last of its guests.
@@ -56,16 +56,16 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor, unlocked: &mut
         }
         Call::SystemReset => {
             print_statistics();
-            let _ = smccc::psci::system_reset::<Smc>();
+            let _ = system_reset::<Smc>();
             power_off()
         }
         Call::Forward | Call::AffinityInfo { .. } => {
             forward(frame);
             return;
         }
-        Call::Unknown => psci::NOT_SUPPORTED,
+        Call::Unknown => Err(Error::NotSupported),
     };
-    frame.set_register(0, answer);
+    frame.answer(answer);
 }
 
 /// Whether the firmware knows this state.
@@ -83,7 +83,7 @@ pub(super) fn forward(frame: &mut Frame) {
 }
 
 /// Stops this CPU. Returns only when the firmware refuses, with its answer.
-fn cpu_off(monitor: &Monitor, unlocked: &mut Unlocked) -> u64 {
+fn cpu_off(monitor: &Monitor, unlocked: &mut Unlocked) -> Result<(), Error> {
     let cpu = Cpu::this();
     let mut local = cpu.local.lock(unlocked);
     local.interrupts.give_all_back(&mut PhysicalInterface);
@@ -105,7 +105,7 @@ fn cpu_off(monitor: &Monitor, unlocked: &mut Unlocked) -> u64 {
         pmu.load(None, &mut PhysicalPmu);
     }
     apply_traps(&mut local, false);
-    psci::answer(refused)
+    refused
 }
 
 /// Waits for an interrupt, in stand-by.

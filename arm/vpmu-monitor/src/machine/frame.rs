@@ -2,6 +2,7 @@
 //!
 //! UNSAFETY: writes EL1's exception registers.
 
+use smccc::psci::Error;
 use vpmu::arm::ExceptionLevel;
 use vpmu_el2::access::{self, Vcpu};
 use vpmu_el2::exception;
@@ -51,6 +52,11 @@ impl Frame {
         if let Some(register) = self.x.get_mut(n) {
             *register = value;
         }
+    }
+
+    /// Answers a firmware call.
+    pub(super) fn answer(&mut self, answer: Result<(), Error>) {
+        self.set_register(0, answer.map_or_else(i64::from, |()| 0) as u64);
     }
 
     /// Steps over the instruction that trapped, as if it had executed.

@@ -4,8 +4,11 @@
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use smccc::{Smc, psci::cpu_on};
-use vpmu_monitor::{lock::Unlocked, regs::SPSR_EL1H_MASKED, world::psci};
+use smccc::{
+    Smc,
+    psci::{Error, cpu_on},
+};
+use vpmu_monitor::{lock::Unlocked, regs::SPSR_EL1H_MASKED};
 
 use super::{
     console::say,
@@ -36,11 +39,16 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
 }
 
 /// Starts CPU `number`, on behalf of the guest, and returns PSCI's answer.
-pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u64) -> u64 {
+pub(crate) fn start_cpu(
+    number: usize,
+    monitor: &Monitor,
+    entry: u64,
+    context: u64,
+) -> Result<(), Error> {
     let cpu = &cpus()[number];
     // Sequentially consistent: who looks for CPUs to call finds this one, or it finds what they would read.
     if cpu.on.swap(true, SeqCst) {
-        return psci::ALREADY_ON;
+        return Err(Error::AlreadyOn);
     }
     let filled = StartBlock {
         stack: cpu.stack_top,
@@ -60,7 +68,7 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
     if started.is_err() {
         cpu.on.store(false, Relaxed);
     }
-    psci::answer(started)
+    started
 }
 
 /// Enters the guest on this CPU for the first time.

@@ -2,6 +2,7 @@
 //!
 //! UNSAFETY: called from assembly, reads system registers, maintains caches.
 
+use smccc::psci::Error;
 use vpmu::arm::{Encoding, ExceptionLevel, Outcome, Register};
 use vpmu_el2::access::Access;
 use vpmu_el2::{PhysicalPmu, exception::ESR_UNDEFINED};
@@ -10,7 +11,6 @@ use vpmu_monitor::{
     world::{
         exit::{Exit, RegisterAccess},
         offer::{self, Sharing},
-        psci,
         second::registers,
         set_way::{self, Cache},
         statistics::Kind,
@@ -77,7 +77,7 @@ pub(super) fn of_any_guest(
         }),
         Exit::Hvc => {
             // There is no hypervisor for the guest to call.
-            frame.set_register(0, psci::NOT_SUPPORTED);
+            frame.answer(Err(Error::NotSupported));
             Kind::Hvc
         }
         Exit::CacheMaintenance => {

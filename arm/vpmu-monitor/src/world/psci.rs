@@ -7,26 +7,10 @@
 use core::ops::RangeInclusive;
 
 use smccc::psci::{
-    Error, PSCI_AFFINITY_INFO_32, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_SUSPEND_32, PSCI_FEATURES,
+    PSCI_AFFINITY_INFO_32, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_SUSPEND_32, PSCI_FEATURES,
     PSCI_MIGRATE_INFO_TYPE, PSCI_SYSTEM_OFF, PSCI_SYSTEM_RESET, PSCI_SYSTEM_RESET2_32,
     PSCI_VERSION,
 };
-
-/// `NOT_SUPPORTED`, as PSCI and the calling convention both define it.
-pub const NOT_SUPPORTED: u64 = -1_i64 as u64;
-/// `INVALID_PARAMETERS`.
-pub const INVALID_PARAMETERS: u64 = -2_i64 as u64;
-/// `DENIED`.
-pub const DENIED: u64 = -3_i64 as u64;
-/// `ALREADY_ON`.
-pub const ALREADY_ON: u64 = -4_i64 as u64;
-/// `SUCCESS`.
-pub const SUCCESS: u64 = 0;
-
-/// What the firmware has answered, as the guest reads it in x0.
-pub fn answer(answer: Result<(), Error>) -> u64 {
-    answer.map_or_else(|error| i64::from(error) as u64, |()| SUCCESS)
-}
 
 /// A firmware call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +39,7 @@ pub enum Call {
     },
     /// Pass the call and its answer through.
     Forward,
-    /// Answer [`NOT_SUPPORTED`].
+    /// There is no such call, which PSCI and the calling convention say alike.
     Unknown,
 }
 

@@ -1,6 +1,6 @@
 //! Serving the second guest's exits.
 
-use smccc::psci::{PSCI_FEATURES, PSCI_MIGRATE_INFO_TYPE, PSCI_VERSION};
+use smccc::psci::{Error, PSCI_FEATURES, PSCI_MIGRATE_INFO_TYPE, PSCI_VERSION};
 use vpmu_monitor::world::{
     exit::{Exit, MemoryAccess},
     psci::{self, Call},
@@ -97,23 +97,23 @@ fn firmware_call(frame: &mut Frame, pair: &mut Pair, monitor: &Monitor) {
     let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
     let own = pair.gic.affinity;
     let answer = match call {
-        Call::CpuOn { target, .. } if target == own => psci::ALREADY_ON,
-        Call::AffinityInfo { target } if target == own => psci::SUCCESS,
-        Call::CpuOn { .. } | Call::AffinityInfo { .. } => psci::INVALID_PARAMETERS,
+        Call::CpuOn { target, .. } if target == own => Err(Error::AlreadyOn),
+        Call::AffinityInfo { target } if target == own => Ok(()),
+        Call::CpuOn { .. } | Call::AffinityInfo { .. } => Err(Error::InvalidParameters),
         Call::CpuSuspend(state) if may_suspend(state, monitor) => {
             wait(pair);
-            psci::SUCCESS
+            Ok(())
         }
-        Call::CpuSuspend(_) => psci::INVALID_PARAMETERS,
+        Call::CpuSuspend(_) => Err(Error::InvalidParameters),
         Call::CpuOff | Call::SystemOff | Call::SystemReset => {
             // These calls do not return, and there is no answer.
             pair.scheduler.switch_off(Who::Second);
             return;
         }
         Call::Forward if is_question(frame.x[0]) => return forward(frame),
-        Call::Forward | Call::Unknown => psci::NOT_SUPPORTED,
+        Call::Forward | Call::Unknown => Err(Error::NotSupported),
     };
-    frame.set_register(0, answer);
+    frame.answer(answer);
 }
 
 /// Whether a call asks only what the firmware is. What else the calling convention has (workarounds of errata) is performed

@@ -13,6 +13,7 @@ mod private;
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use smccc::psci::Error;
 use spin::Once;
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
@@ -22,7 +23,7 @@ use vpmu_monitor::{
         exit::Exit,
         guest_pmu::{GuestPmu, PmuError},
         offer,
-        psci::{self, Call},
+        psci::Call,
         second::{
             gic::VirtualGic,
             scheduler::{Decision, Scheduler, Who, serve_interrupts},
@@ -199,11 +200,11 @@ fn first_waits(
             let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
             match call {
                 Call::CpuSuspend(state) if may_suspend(state, monitor) => {
-                    frame.set_register(0, psci::SUCCESS);
+                    frame.answer(Ok(()));
                 }
                 Call::CpuOff => {
                     // The other guest needs the CPU, which PSCI lets the firmware say.
-                    frame.set_register(0, psci::DENIED);
+                    frame.answer(Err(Error::Denied));
                     frame.step();
                     return true;
                 }
