@@ -178,10 +178,10 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     let unlocked = &mut Unlocked::at_exception();
     el2::init_cpu(number, monitor, true, unlocked);
     // Before the first guest's: to make a PMU stops all counters.
-    second::make_pmu(monitor, unlocked)?;
+    second::make_pmu(unlocked)?;
     el2::start_pmu(number, monitor, unlocked)?;
     gic::enable_group1(monitor);
-    second::begin(monitor, unlocked);
+    second::begin(unlocked);
     // SAFETY: zero since the start, and nobody's but the stack's.
     let deepest = unsafe { ptr::read_volatile(&raw const boot_cpu_stack) };
     if deepest != [0; 64] {

@@ -12,7 +12,7 @@ use vpmu_monitor::world::{
 };
 
 use super::super::{
-    cpu::{Cpu, Local, Monitor},
+    cpu::Local,
     device::fault_address,
     firmware::{forward, may_suspend},
     frame::Frame,
@@ -22,13 +22,7 @@ use super::super::{
 use super::{context::Context, pair::Pair};
 
 /// A synchronous exception of the second guest.
-pub(super) fn synchronous(
-    frame: &mut Frame,
-    pair: &mut Pair,
-    cpu: &Cpu,
-    local: &mut Local,
-    monitor: &Monitor,
-) -> Kind {
+pub(super) fn synchronous(frame: &mut Frame, pair: &mut Pair, local: &mut Local) -> Kind {
     let esr = read_sysreg!("esr_el2");
     match Exit::decode(esr) {
         Exit::SystemRegister(access) if access.write && sends_sgi(access.encoding) => {
@@ -39,7 +33,7 @@ pub(super) fn synchronous(
         }
         Exit::Smc => {
             frame.step();
-            firmware_call(frame, pair, monitor);
+            firmware_call(frame, pair);
             Kind::Smc
         }
         Exit::Wfi => {
@@ -49,10 +43,10 @@ pub(super) fn synchronous(
         }
         // The second guest has no doorbell.
         Exit::Memory(access) => {
-            let served = interrupt_controller(frame, access, pair, monitor);
+            let served = interrupt_controller(frame, access, pair);
             served.unwrap_or_else(|| nothing_there(frame, esr))
         }
-        exit => of_any_guest(frame, exit, esr, cpu, local),
+        exit => of_any_guest(frame, exit, esr, pair.cpu, local),
     }
 }
 
@@ -65,15 +59,11 @@ fn wait(pair: &mut Pair) {
 }
 
 /// Serves an access to the guest's interrupt controller; `None`: nothing is there.
-fn interrupt_controller(
-    frame: &mut Frame,
-    access: MemoryAccess,
-    pair: &mut Pair,
-    monitor: &Monitor,
-) -> Option<Kind> {
+fn interrupt_controller(frame: &mut Frame, access: MemoryAccess, pair: &mut Pair) -> Option<Kind> {
     let address = fault_address();
-    let distributor = monitor.machine.distributor.start;
-    let redistributor = monitor.machine.redistributors.first()?.start;
+    let machine = &pair.monitor.machine;
+    let distributor = machine.distributor.start;
+    let redistributor = machine.redistributors.first()?.start;
     let written = access.write.then(|| frame.register(access.rt));
     let read = if let Some(offset) = within(address, distributor, DISTRIBUTOR) {
         pair.gic.distributor(offset, access.bytes, written)
@@ -93,14 +83,14 @@ fn within(address: u64, start: u64, length: u64) -> Option<u64> {
 }
 
 /// Serves an SMC; the PC is past it. The guest has one CPU, which it cannot start.
-fn firmware_call(frame: &mut Frame, pair: &mut Pair, monitor: &Monitor) {
+fn firmware_call(frame: &mut Frame, pair: &mut Pair) {
     let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
     let own = pair.gic.affinity;
     let answer = match call {
         Call::CpuOn { target, .. } if target == own => Err(Error::AlreadyOn),
         Call::AffinityInfo { target } if target == own => Ok(()),
         Call::CpuOn { .. } | Call::AffinityInfo { .. } => Err(Error::InvalidParameters),
-        Call::CpuSuspend(state) if may_suspend(state, monitor) => {
+        Call::CpuSuspend(state) if may_suspend(state, pair.monitor) => {
             wait(pair);
             Ok(())
         }

@@ -33,7 +33,7 @@ use vpmu_monitor::{
 };
 
 use super::{
-    cpu::{Cpu, Local, Monitor},
+    cpu::{Cpu, Local, Monitor, cpus},
     end::{power_off, print_statistics},
     figures::SECOND,
     firmware::{FIRST_IS_OFF, may_suspend},
@@ -57,7 +57,7 @@ unsafe extern "C" {
 }
 
 /// Makes the second guest, which runs on CPU `number`. Called once, at boot.
-pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
+pub(crate) fn install(second: &Second, number: usize, monitor: &'static Monitor) {
     // The binding's order: secure, physical, virtual, EL2's.
     let timers = monitor.machine.timer_intids.iter().skip(1).take(2);
     let pmi = monitor.pmu_intid(number);
@@ -72,6 +72,8 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
     let context = Context::new(second.entry, second.tree, second.vttbr);
     PAIR.call_once(|| {
         Own::new(Pair {
+            monitor,
+            cpu: &cpus()[number],
             scheduler: Scheduler::new(slice),
             contexts: [context.clone(), context],
             other_pmu: None,
@@ -82,7 +84,6 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
                 intids: intids & !view.owned,
             },
             private: Private::default(),
-            serial: second.serial,
             alarm_intid: second.alarm_intid,
         })
     });
@@ -91,13 +92,13 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
 /// Makes the second guest's PMU, which is on no CPU, from what this CPU's can do.
 // Apart from what makes the first guest's: a PMU is large, and a frame is on the stack as long as its function runs.
 #[inline(never)]
-pub(crate) fn make_pmu(monitor: &Monitor, unlocked: &mut Unlocked) -> Result<(), PmuError> {
+pub(crate) fn make_pmu(unlocked: &mut Unlocked) -> Result<(), PmuError> {
     let Some(pair) = PAIR.get() else {
         return Ok(());
     };
     let (mut pair, local) = pair.lock_with(&Cpu::this().local, unlocked);
-    let hardware = local.hardware.as_ref();
-    let pmu = hardware.map(|hardware| GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu));
+    let (hardware, settings) = (local.hardware.as_ref(), pair.monitor.settings);
+    let pmu = hardware.map(|hardware| GuestPmu::new(settings, hardware, &mut PhysicalPmu));
     pair.other_pmu = pmu.transpose()?;
     if let Some(pmu) = &mut pair.other_pmu {
         pmu.put(&mut PhysicalPmu);
@@ -106,9 +107,10 @@ pub(crate) fn make_pmu(monitor: &Monitor, unlocked: &mut Unlocked) -> Result<(),
 }
 
 /// The two guests begin to take turns on this CPU, which is about to enter the first.
-pub(crate) fn begin(monitor: &Monitor, unlocked: &mut Unlocked) {
+pub(crate) fn begin(unlocked: &mut Unlocked) {
     let Some(pair) = PAIR.get() else { return };
     let mut pair = pair.lock(unlocked);
+    let monitor = pair.monitor;
     let hcr = offer::hcr(monitor.settings.interrupts, monitor.sharing()) | HcrEl2::TWI;
     // SAFETY: more traps; the vectors are the monitor's own.
     unsafe {
@@ -117,7 +119,7 @@ pub(crate) fn begin(monitor: &Monitor, unlocked: &mut Unlocked) {
         write_sysreg!("mdscr_el1", 0_u64);
     }
     isb();
-    if let Some(spi) = pair.serial {
+    if let Some(spi) = monitor.kept_spi {
         let affinity = pair.gic.affinity;
         private::own_shared(monitor.machine.distributor.start, spi, affinity);
     }
@@ -130,39 +132,35 @@ pub(crate) fn begin(monitor: &Monitor, unlocked: &mut Unlocked) {
 /// Any synchronous exception on the shared CPU.
 #[unsafe(no_mangle)]
 extern "C" fn shared_synchronous(frame: &mut Frame) {
-    let Some((pair, monitor)) = PAIR.get().zip(Monitor::installed()) else {
-        power_off()
-    };
+    let Some(pair) = PAIR.get() else { power_off() };
     let (cpu, mut unlocked) = (Cpu::this(), Unlocked::at_exception());
     let (mut turns, mut local) = pair.lock_with(&cpu.local, &mut unlocked);
     if turns.scheduler.current() == Who::Second {
         local.at_exit();
         turns.leave_second();
-        let kind = exits::synchronous(frame, &mut turns, cpu, &mut local, monitor);
+        let kind = exits::synchronous(frame, &mut turns, &mut local);
         frame.account(&SECOND, kind);
         drop((turns, local));
     } else {
-        let waits = first_waits(frame, &mut turns, cpu, &mut local, monitor);
+        let waits = first_waits(frame, &mut turns, &mut local);
         drop((turns, local));
         if !waits {
             trap::synchronous(frame, &mut unlocked);
         }
     }
-    schedule(frame, pair, cpu, monitor, &mut unlocked);
+    schedule(frame, pair, cpu, &mut unlocked);
 }
 
 /// A physical interrupt on the shared CPU, of group 1 or of group 0.
 #[unsafe(no_mangle)]
 extern "C" fn shared_interrupt(frame: &mut Frame, group1: bool) {
-    let Some((pair, monitor)) = PAIR.get().zip(Monitor::installed()) else {
-        power_off()
-    };
+    let Some(pair) = PAIR.get() else { power_off() };
     let (cpu, mut unlocked) = (Cpu::this(), Unlocked::at_exception());
     let (mut turns, mut local) = pair.lock_with(&cpu.local, &mut unlocked);
     local.at_exit();
     if turns.scheduler.current() == Who::Second {
         turns.leave_second();
-        let kind = turns.interrupts_of_second(frame, group1, monitor, &mut local);
+        let kind = turns.interrupts_of_second(frame, group1, &mut local);
         frame.account(&SECOND, kind);
     } else {
         let mut kind = Kind::Other;
@@ -172,7 +170,7 @@ extern "C" fn shared_interrupt(frame: &mut Frame, group1: bool) {
             };
             kind = match turns.serve_any(&irq) {
                 Some(kind) => kind,
-                None => irq::serve(&irq, frame, monitor, cpu, &mut local),
+                None => irq::serve(&irq, frame, turns.monitor, cpu, &mut local),
             };
             true
         });
@@ -183,23 +181,17 @@ extern "C" fn shared_interrupt(frame: &mut Frame, group1: bool) {
         frame.account(&cpu.statistics, kind);
     }
     drop((turns, local));
-    schedule(frame, pair, cpu, monitor, &mut unlocked);
+    schedule(frame, pair, cpu, &mut unlocked);
 }
 
 /// Serves those exits of the first guest by which it gives the CPU away; false when this is none.
-fn first_waits(
-    frame: &mut Frame,
-    pair: &mut Pair,
-    cpu: &Cpu,
-    local: &mut Local,
-    monitor: &Monitor,
-) -> bool {
+fn first_waits(frame: &mut Frame, pair: &mut Pair, local: &mut Local) -> bool {
     let kind = match Exit::decode(read_sysreg!("esr_el2")) {
         Exit::Wfi => Kind::Wfi,
         Exit::Smc => {
             let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
             match call {
-                Call::CpuSuspend(state) if may_suspend(state, monitor) => {
+                Call::CpuSuspend(state) if may_suspend(state, pair.monitor) => {
                     frame.answer(Ok(()));
                 }
                 Call::CpuOff => {
@@ -223,18 +215,12 @@ fn first_waits(
     if local.interrupts.may_wait(&PhysicalInterface) && gic::highest_pending(true).is_none() {
         pair.scheduler.wait(Context::next_timer());
     }
-    frame.account(&cpu.statistics, kind);
+    frame.account(&pair.cpu.statistics, kind);
     true
 }
 
 /// Lets whoever's turn it is run.
-fn schedule(
-    frame: &mut Frame,
-    pair: &Own<Pair>,
-    cpu: &Cpu,
-    monitor: &Monitor,
-    unlocked: &mut Unlocked,
-) {
+fn schedule(frame: &mut Frame, pair: &Own<Pair>, cpu: &Cpu, unlocked: &mut Unlocked) {
     loop {
         let (mut turns, mut local) = pair.lock_with(&cpu.local, unlocked);
         if FIRST_IS_OFF.load(Relaxed) {
@@ -244,18 +230,18 @@ fn schedule(
             Decision::GoOn(alarm) => {
                 set_alarm(alarm);
                 if turns.scheduler.current() == Who::Second {
-                    turns.enter_second(&local, monitor);
+                    turns.enter_second(&local);
                 }
                 return;
             }
-            Decision::Switch => turns.switch(frame, &mut local, monitor),
+            Decision::Switch => turns.switch(frame, &mut local),
             Decision::Wait(alarm) => {
                 set_alarm(alarm);
                 // The lock is given up before the wait: a doorbell on another CPU may want it for as long as both sleep.
                 turns.admit();
                 drop((turns, local));
                 wait_for_interrupt(unlocked);
-                pair.lock(unlocked).find_interrupts(monitor);
+                pair.lock(unlocked).find_interrupts();
             }
             Decision::End => {
                 drop((turns, local));

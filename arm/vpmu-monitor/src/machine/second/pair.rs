@@ -11,7 +11,6 @@ use vpmu_monitor::{
         second::{
             gic::VirtualGic,
             scheduler::{Scheduler, Who, serve_interrupts},
-            spi::KeptSpi,
             statistics::Figure,
         },
         statistics::Kind,
@@ -36,6 +35,9 @@ use super::{
 
 /// Two guests on one CPU.
 pub(super) struct Pair {
+    pub(super) monitor: &'static Monitor,
+    /// The CPU that they share.
+    pub(super) cpu: &'static Cpu,
     pub(super) scheduler: Scheduler,
     /// By [`Who::index`]; stale for the guest that is in the CPU.
     pub(super) contexts: [Context; 2],
@@ -45,8 +47,6 @@ pub(super) struct Pair {
     pub(super) interrupts: PrivateInterrupts,
     /// The first guest's, while the second is in the CPU.
     pub(super) private: Private,
-    /// The interrupt of the second guest's serial port.
-    pub(super) serial: Option<KeptSpi>,
     /// The physical timer of EL2, which ends slices.
     pub(super) alarm_intid: u32,
 }
@@ -61,16 +61,16 @@ impl Pair {
     }
 
     /// Gives the second guest its interrupts, and admits those that may interrupt it.
-    pub(super) fn enter_second(&mut self, local: &Local, monitor: &Monitor) {
+    pub(super) fn enter_second(&mut self, local: &Local) {
         let line = local.pmu.as_ref().and_then(GuestPmu::line);
-        if let Some((line, intid)) = line.zip(monitor.pmu_intid(Cpu::number())) {
+        if let Some((line, intid)) = line.zip(self.pmi()) {
             self.gic.set_line(intid, line);
         }
         let released = self.gic.take_released(0);
         if released != 0 {
             self.interrupts.deactivate(released);
         }
-        if let Some(spi) = self.serial
+        if let Some(spi) = self.monitor.kept_spi
             && self.gic.take_released(spi.intid() as usize / 32) != 0
         {
             gic::deactivate(spi.intid());
@@ -100,7 +100,6 @@ impl Pair {
         &mut self,
         frame: &Frame,
         group1: bool,
-        monitor: &Monitor,
         local: &mut Local,
     ) -> Kind {
         let mut kind = Kind::Other;
@@ -108,16 +107,16 @@ impl Pair {
             let Some(intid) = highest_pending(group1) else {
                 return false;
             };
-            if !self.is_of_second(intid, monitor) {
+            if !self.is_of_second(intid) {
                 kind = Kind::IrqOther;
                 self.scheduler.wake(Who::First);
-                return keep_back(intid, monitor);
+                return self.keep_back(intid);
             }
             let Some(irq) = gic::acknowledge(group1) else {
                 return false;
             };
             // A more urgent one may have come meanwhile.
-            kind = self.serve_second(&irq, frame, monitor, local);
+            kind = self.serve_second(&irq, frame, local);
             true
         });
         if some_left {
@@ -126,16 +125,26 @@ impl Pair {
         kind
     }
 
+    /// Keeps the first guest's interrupt `intid` pending until that guest is in the CPU. Returns whether there is more to look
+    /// at: its priority was the monitor's own, which passes any mask, and is the next lower now.
+    fn keep_back(&self, intid: u32) -> bool {
+        let place = Place::of(intid);
+        let frame = self.monitor.frame_of(&place);
+        let least = least_mask();
+        // SAFETY: a priority mask loses no interrupt.
+        unsafe { write_sysreg!("icc_pmr_el1", u64::from(least)) }
+        isb();
+        if read_device(frame + place.priority, 1) >= u64::from(least) {
+            return false;
+        }
+        write_device(frame + place.priority, 1, least.into());
+        true
+    }
+
     /// Serves an acknowledged interrupt while the second guest is in the CPU.
-    fn serve_second(
-        &mut self,
-        irq: &gic::Acknowledged,
-        frame: &Frame,
-        monitor: &Monitor,
-        local: &mut Local,
-    ) -> Kind {
+    fn serve_second(&mut self, irq: &gic::Acknowledged, frame: &Frame, local: &mut Local) -> Kind {
         let intid = irq.0.intid;
-        if Some(intid) == monitor.pmu_intid(Cpu::number())
+        if Some(intid) == self.pmi()
             && let Some((pmi, kind)) = take_pmi(local, frame)
         {
             if pmi == Pmi::Physical {
@@ -155,9 +164,9 @@ impl Pair {
         if let Some(kind) = self.serve_any(irq) {
             return kind;
         }
-        if intid == monitor.machine.maintenance_intid {
+        if intid == self.monitor.machine.maintenance_intid {
             irq.finish();
-            follow_borrowing(local, monitor);
+            follow_borrowing(local, self.monitor);
             return Kind::IrqMaintenance;
         }
         give_back(irq);
@@ -184,11 +193,11 @@ impl Pair {
     }
 
     fn is_serial(&self, intid: u32) -> bool {
-        self.serial.is_some_and(|spi| spi.intid() == intid)
+        (self.monitor.kept_spi).is_some_and(|spi| spi.intid() == intid)
     }
 
     /// Both guests wait, and a physical interrupt has come: wakes the guest that it is for, which takes it.
-    pub(super) fn find_interrupts(&mut self, monitor: &Monitor) {
+    pub(super) fn find_interrupts(&mut self) {
         let current = self.scheduler.current();
         // Where group 0 is EL3's, a read of its registers traps there.
         let group0 = || gic::owns_group0().then(|| highest_pending(false)).flatten();
@@ -201,7 +210,7 @@ impl Pair {
                     give_back(&irq);
                 }
             }
-            Some(intid) if current == Who::Second && !self.is_of_second(intid, monitor) => {
+            Some(intid) if current == Who::Second && !self.is_of_second(intid) => {
                 self.scheduler.wake(Who::First);
             }
             _ => self.scheduler.wake(current),
@@ -209,12 +218,17 @@ impl Pair {
     }
 
     /// Whether a physical interrupt is served while the second guest is in the CPU: its own, and the monitor's.
-    fn is_of_second(&self, intid: u32, monitor: &Monitor) -> bool {
+    fn is_of_second(&self, intid: u32) -> bool {
         self.is_private(intid)
             || intid == self.alarm_intid
             || self.is_serial(intid)
-            || intid == monitor.machine.maintenance_intid
-            || Some(intid) == monitor.pmu_intid(Cpu::number())
+            || intid == self.monitor.machine.maintenance_intid
+            || Some(intid) == self.pmi()
+    }
+
+    /// The interrupt of the CPU's PMU.
+    fn pmi(&self) -> Option<u32> {
+        self.monitor.pmu_intid(Cpu::number())
     }
 
     /// Whether the interrupt is of whichever guest is in the CPU.
@@ -223,7 +237,7 @@ impl Pair {
     }
 
     /// Takes one guest out of the CPU and puts the other one in.
-    pub(super) fn switch(&mut self, frame: &mut Frame, local: &mut Local, monitor: &Monitor) {
+    pub(super) fn switch(&mut self, frame: &mut Frame, local: &mut Local) {
         let to = self.scheduler.current();
         let from = to.other();
         self.contexts[from.index()].save(frame);
@@ -241,9 +255,9 @@ impl Pair {
         self.contexts[to.index()].load(frame);
         self.load_pmu(local);
         // An overflow may have been found when its guest was put away.
-        show_line(local, Cpu::this(), monitor);
+        show_line(local, self.cpu, self.monitor);
         apply_traps(local, false);
-        Cpu::this().statistics.switched(Figure::Count, 1);
+        self.cpu.statistics.switched(Figure::Count, 1);
     }
 
     fn put_pmu(&mut self, from: Who, local: &mut Local) {
@@ -265,7 +279,7 @@ impl Pair {
         moved(pmu, Figure::Began, |pmu| pmu.load(left, &mut PhysicalPmu));
         if let Some(taken) = taken {
             let lost = pmu.lost(taken, &mut PhysicalPmu);
-            Cpu::this().statistics.lost(lost);
+            self.cpu.statistics.lost(lost);
         }
     }
 }
@@ -307,22 +321,6 @@ fn write_interface_control(control: IchHcrEl2) {
     // SAFETY: switches the virtual interface on, and asks for notices.
     unsafe { write_sysreg!("ich_hcr_el2", control.bits()) }
     isb();
-}
-
-/// Keeps the first guest's interrupt `intid` pending until that guest is in the CPU. Returns whether there is more to look
-/// at: its priority was the monitor's own, which passes any mask, and is the next lower now.
-fn keep_back(intid: u32, monitor: &Monitor) -> bool {
-    let place = Place::of(intid);
-    let frame = monitor.frame_of(&place);
-    let least = least_mask();
-    // SAFETY: a priority mask loses no interrupt.
-    unsafe { write_sysreg!("icc_pmr_el1", u64::from(least)) }
-    isb();
-    if read_device(frame + place.priority, 1) >= u64::from(least) {
-        return false;
-    }
-    write_device(frame + place.priority, 1, least.into());
-    true
 }
 
 /// Has EL2's timer interrupt at a time.
