@@ -95,7 +95,7 @@ impl Monitor {
         self.shared.is_some() || self.settings.profile.is_some()
     }
 
-    /// The redistributor of CPU `number`, and the guest's view of it.
+    /// The redistributor of CPU `number`, or that with this number, and the guest's view of it.
     pub(crate) fn redistributor(&self, number: usize) -> &(Redistributor, View) {
         &self.redistributors[number]
     }
@@ -114,11 +114,10 @@ impl Monitor {
         self.machine.pmu_intids.get(number).copied().flatten()
     }
 
-    /// The redistributor that has `address`.
-    pub(crate) fn redistributor_at(&self, address: u64) -> Option<&(Redistributor, View)> {
-        self.redistributors
-            .iter()
-            .find(|(place, _)| place.frames.contains(&address))
+    /// The number of the redistributor that has `address`.
+    pub(crate) fn redistributor_at(&self, address: u64) -> Option<usize> {
+        let mut all = self.redistributors.iter();
+        all.position(|(place, _)| place.frames.contains(&address))
     }
 }
 

@@ -70,31 +70,26 @@ fn interrupt_controller(
     access: MemoryAccess,
     monitor: &Monitor,
 ) -> bool {
-    let MemoryAccess {
-        write, bytes, rt, ..
-    } = access;
+    let MemoryAccess { bytes, rt, .. } = access;
+    let written = access.write.then(|| frame.register(rt));
     let machine = || read_device(address, bytes);
-    let answer = if let Some((place, view)) = monitor.redistributor_at(address) {
+    let answer = if let Some(number) = monitor.redistributor_at(address) {
+        let (place, view) = monitor.redistributor(number);
         let offset = address - place.frames.start;
-        // The frame of a shared CPU holds what is the second guest's while that runs.
-        let is_others = monitor.shared.is_some_and(|shared| {
-            shared != Cpu::number() && monitor.redistributor(shared).0 == *place
-        });
-        if write && is_others {
-            Err(None)
-        } else if write {
-            Err(view.write(offset, bytes, frame.register(rt), machine))
-        } else {
-            Ok(view.read(offset, bytes, machine))
+        match written {
+            // The frame of a shared CPU holds what is the second guest's while that runs.
+            Some(_) if monitor.shared == Some(number) && number != Cpu::number() => Err(None),
+            Some(value) => Err(view.write(offset, bytes, value, machine)),
+            None => Ok(view.read(offset, bytes, machine)),
         }
     } else if monitor.machine.distributor.contains(&address) {
         let offset = address - monitor.machine.distributor.start;
-        if write {
+        if let Some(value) = written {
             let kept = match monitor.keeps_group1() {
                 true => distributor::CTLR_GROUP1,
                 false => 0,
             };
-            let value = distributor::write(offset, bytes, frame.register(rt), kept);
+            let value = distributor::write(offset, bytes, value, kept);
             let value = value.map(|value| match monitor.shared {
                 Some(_) => distributor::less_urgent(offset, bytes, value, least_mask()),
                 None => value,
