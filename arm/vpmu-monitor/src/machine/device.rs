@@ -9,7 +9,7 @@ use vpmu_monitor::world::{distributor, exit::MemoryAccess, statistics::Kind};
 use super::{
     cpu::{Cpu, DOORBELL_PAGE, Local, Monitor},
     el2::borrow,
-    figures::{self, MARKS, note_instructions},
+    figures::{self, note_instructions},
     frame::Frame,
     gic::least_mask,
     irq::show_line,
@@ -123,19 +123,8 @@ fn ring(offset: u64, value: u64, monitor: &Monitor, cpu: &Cpu, local: &mut Local
         show_line(local, cpu, monitor);
     }
     match (offset, value as u32) {
-        (0, 1) => {
-            let begin = figures::snapshot();
-            MARKS.with(|marks| {
-                marks.begin = Some(begin);
-                marks.end = None;
-            });
-            figures::begin_measurement();
-        }
-        (0, 2) => {
-            let end = figures::snapshot();
-            MARKS.with(|marks| marks.end = Some(end));
-            figures::end_measurement();
-        }
+        (0, 1) => figures::begin_measurement(),
+        (0, 2) => figures::end_measurement(),
         _ => {}
     }
 }

@@ -23,11 +23,18 @@ const OVER: u32 = 1 << 31;
 
 /// A measurement begins.
 pub(crate) fn begin_measurement() {
+    let begin = snapshot();
+    MARKS.with(|marks| {
+        marks.begin = Some(begin);
+        marks.end = None;
+    });
     MEASUREMENT.store(measurement().wrapping_add(1) & !OVER, Relaxed);
 }
 
 /// The measurement ends; its number stays.
 pub(crate) fn end_measurement() {
+    let end = snapshot();
+    MARKS.with(|marks| marks.end = Some(end));
     MEASUREMENT.fetch_or(OVER, Relaxed);
 }
 
