@@ -242,7 +242,8 @@ impl View {
             IGROUPR0 => return Some(value | owned),
             ISPENDR0 | ICPENDR0 | ISACTIVER0 | ICACTIVER0 => {}
             ICFGR0 | ICFGR1 => {
-                let mask = two_bits_each((self.owned >> ((register - ICFGR0) * 4)) as u16);
+                let bits = (self.owned >> ((register - ICFGR0) * 4)) as u16;
+                let mask = u64::from(two_bits_each(bits));
                 return Some(value & !mask | machine() & mask);
             }
             _ if register < CONFIGURATION_END => {
@@ -274,7 +275,7 @@ impl View {
 }
 
 /// Each bit of `bits` twice.
-fn two_bits_each(bits: u16) -> u64 {
+pub fn two_bits_each(bits: u16) -> u32 {
     (0..16)
         .filter(|n| bits >> n & 1 != 0)
         .fold(0, |mask, n| mask | 3 << (2 * n))

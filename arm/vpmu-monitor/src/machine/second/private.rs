@@ -8,7 +8,7 @@
 use vpmu_monitor::world::{
     redistributor::{
         CTLR, CTLR_RWP, FRAME, ICACTIVER0, ICENABLER0, ICFGR1, ICPENDR0, IGROUPR0, IPRIORITYR0,
-        ISACTIVER0, ISENABLER0, ISPENDR0,
+        ISACTIVER0, ISENABLER0, ISPENDR0, two_bits_each,
     },
     second::spi::KeptSpi,
 };
@@ -75,14 +75,6 @@ impl PrivateInterrupts {
         self.write(register, self.read(register) & !mask | value & mask);
     }
 
-    /// Two bits of ICFGR1 for each.
-    fn configuration_mask(self) -> u32 {
-        self.each()
-            // ICFGR0 is the SGIs', which are edges for ever.
-            .filter(|&n| n >= 16)
-            .fold(0, |mask, n| mask | 3 << (2 * (n - 16)))
-    }
-
     /// Takes the first guest's state, and leaves nothing of it. Its lines are low: timers and PMU have been put away.
     pub(super) fn save(self) -> Private {
         let mut saved = Private {
@@ -107,12 +99,15 @@ impl PrivateInterrupts {
         while read_device(self.frame - FRAME + CTLR, 4) & CTLR_RWP != 0 {}
     }
 
-    /// Puts the first guest's state back.
+    /// Puts a guest's state back.
     pub(super) fn load(self, saved: &Private) {
         self.replace(IGROUPR0, self.intids, saved.group1);
-        self.replace(ICFGR1, self.configuration_mask(), saved.configuration);
+        // ICFGR0 is the SGIs', which are edges for ever.
+        let mask = two_bits_each((self.intids >> 16) as u16);
+        self.replace(ICFGR1, mask, saved.configuration);
         for n in self.each() {
-            self.set_priority(n, saved.priorities[n as usize]);
+            let register = self.frame + IPRIORITYR0 + u64::from(n);
+            write_device(register, 1, saved.priorities[n as usize].into());
         }
         for (register, state) in STATE.into_iter().zip(saved.state) {
             self.write(register, state);
@@ -121,24 +116,18 @@ impl PrivateInterrupts {
 
     /// Makes the interrupts the second guest's; those of `held` are active.
     pub(super) fn load_second(self, held: u32) {
-        // Group 1, as the monitor's: they arrive as IRQs whatever the guest makes of them.
-        self.replace(IGROUPR0, self.intids, self.intids);
-        // Levels, as timers and PMUs are.
-        self.replace(ICFGR1, self.configuration_mask(), 0);
-        for n in self.each() {
-            self.set_priority(n, OWN_PRIORITY);
-        }
-        self.write(ISACTIVER0, held & self.intids);
-        self.write(ISENABLER0, self.intids);
+        self.load(&Private {
+            state: [0, held & self.intids, self.intids],
+            // Group 1, as the monitor's: they arrive as IRQs whatever the guest makes of them.
+            group1: self.intids,
+            // Levels, as timers and PMUs are.
+            configuration: 0,
+            priorities: [OWN_PRIORITY; 32],
+        });
     }
 
     /// Ends those of `intids` that are active.
     pub(super) fn deactivate(self, intids: u32) {
         self.write(ICACTIVER0, intids & self.intids);
-    }
-
-    fn set_priority(self, intid: u32, priority: u8) {
-        let register = self.frame + IPRIORITYR0 + u64::from(intid);
-        write_device(register, 1, priority.into());
     }
 }
