@@ -170,7 +170,7 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
             .zip(owned.into_iter().map(View::new))
             .collect(),
         shared: put.is_some().then_some(number),
-        kept_spi: put.as_ref().and_then(|second| second.serial),
+        kept_spi: second.as_ref().and_then(|second| second.serial_interrupt),
     });
     if let Some(second) = &put {
         second::install(second, number, monitor);

@@ -33,8 +33,6 @@ pub(crate) struct Second {
     pub(crate) tree: u64,
     pub(crate) vttbr: u64,
     pub(crate) alarm_intid: u32,
-    /// The interrupt of its serial port.
-    pub(crate) serial: Option<KeptSpi>,
 }
 
 /// The second guest, before it is put anywhere.
@@ -46,7 +44,7 @@ pub(crate) struct Plan {
     /// Its serial port.
     pub(crate) serial: Spare,
     /// That port's, which the first guest does not have.
-    serial_interrupt: Option<KeptSpi>,
+    pub(crate) serial_interrupt: Option<KeptSpi>,
 }
 
 /// What is to become the second guest, where the boot file at `loaded` has one. `taken` is what its memory must leave
@@ -141,7 +139,6 @@ impl Plan {
             entry,
             tree: tree_at,
             vttbr: mmu::build_second(memory, self.serial.base)?,
-            serial: self.serial_interrupt,
             alarm_intid: *machine.timer_intids.get(3).ok_or(BootError::NoAlarm)?,
         })
     }

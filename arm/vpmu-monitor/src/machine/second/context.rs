@@ -6,7 +6,7 @@
 
 use vpmu_monitor::{
     regs::{IchHcrEl2, IdAa64pfr0El1, SCTLR_EL1_RESET},
-    world::vgic::ListRegisters,
+    world::vgic::{ListRegisters, MOST},
 };
 
 use super::super::{
@@ -81,15 +81,13 @@ struct Vectors {
     fpsr: u64,
 }
 
-const MOST_LIST_REGISTERS: usize = 16;
-
 /// A guest that is not in the CPU.
 #[derive(Clone)]
 pub(super) struct Context {
     frame: Frame,
     registers: Registers,
     vectors: Vectors,
-    list: [u64; MOST_LIST_REGISTERS],
+    list: [u64; MOST],
     /// ICH_AP0R<n>_EL2 and ICH_AP1R<n>_EL2.
     active: [[u64; 4]; 2],
     vttbr: u64,
@@ -109,7 +107,7 @@ impl Context {
             frame: Frame::entry(entry, x0),
             registers,
             vectors: Vectors::default(),
-            list: [0; MOST_LIST_REGISTERS],
+            list: [0; MOST],
             active: [[0; 4]; 2],
             vttbr,
         }

@@ -10,7 +10,7 @@
 
 use crate::regs::list_register as lr;
 use crate::world::redistributor::FRAME;
-use crate::world::vgic::ListRegisters;
+use crate::world::vgic::{ListRegisters, MOST};
 
 /// Bytes of the guest's distributor.
 pub const DISTRIBUTOR: u64 = FRAME;
@@ -20,9 +20,6 @@ pub const REDISTRIBUTOR: u64 = 2 * FRAME;
 /// INTIDs that exist: SGIs, PPIs and 256 SPIs, which nothing but the guest's own writes raises.
 pub const INTIDS: usize = 288;
 const WORDS: usize = INTIDS / 32;
-
-/// The most list registers that a CPU has.
-const MOST: usize = 16;
 
 /// One bit for each INTID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

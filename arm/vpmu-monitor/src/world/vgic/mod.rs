@@ -16,9 +16,12 @@ use super::distributor::{IPRIORITYR0E, ISPENDR0E};
 use super::redistributor::{IPRIORITYR0, ISPENDR0};
 use crate::regs::list_register as lr;
 
+/// The most list registers that a CPU has.
+pub const MOST: usize = 16;
+
 /// The list registers of this CPU.
 pub trait ListRegisters {
-    /// How many there are, 1 to 16.
+    /// How many there are, 1 to [`MOST`].
     fn count(&self) -> usize;
     /// `ICH_LR<n>_EL2`.
     fn read(&self, n: usize) -> u64;
