@@ -69,12 +69,12 @@ pub(super) fn of_any_guest(
     local: &mut Local,
 ) -> Kind {
     match exit {
-        Exit::SystemRegister(access) => system_register(frame, access, esr, cpu, local),
-        // An AArch32 EL0's access to coprocessor 15.
-        Exit::Aarch32 => pmu_register(frame, esr, cpu, local).unwrap_or_else(|| {
+        Exit::Pmu(access) => pmu_register(frame, access, cpu, local),
+        Exit::SystemRegister(access) => system_register(frame, access, local),
+        Exit::Aarch32 => {
             frame.inject(ESR_UNDEFINED);
             Kind::UnknownRegister
-        }),
+        }
         Exit::Hvc => {
             // There is no hypervisor for the guest to call.
             frame.answer(Err(Error::NotSupported));
@@ -100,17 +100,8 @@ pub(super) fn nothing_there(frame: &mut Frame, esr: u64) -> Kind {
     Kind::ExternalAbort
 }
 
-fn system_register(
-    frame: &mut Frame,
-    access: RegisterAccess,
-    esr: u64,
-    cpu: &Cpu,
-    local: &mut Local,
-) -> Kind {
+fn system_register(frame: &mut Frame, access: RegisterAccess, local: &Local) -> Kind {
     let encoding = access.encoding;
-    if let Some(kind) = pmu_register(frame, esr, cpu, local) {
-        return kind;
-    }
     if !access.write && offer::is_id_register(encoding) {
         let physical = read_id_register(encoding.crm, encoding.op2);
         let value = match local.sharing {
@@ -193,16 +184,15 @@ fn pmu_access(
     outcome
 }
 
-/// Performs an access of a PMU register; `None`: it is of no such register.
-fn pmu_register(frame: &mut Frame, esr: u64, cpu: &Cpu, local: &mut Local) -> Option<Kind> {
-    let access = Access::decode(esr)?;
+/// Performs an access of a PMU register.
+fn pmu_register(frame: &mut Frame, access: Access, cpu: &Cpu, local: &mut Local) -> Kind {
     let exception = access.complete(frame.vcpu(), |register, level, written| {
         pmu_access(register, level, written, cpu, local)
     });
     if let Some(esr) = exception {
         frame.inject(esr);
     }
-    Some(Kind::Pmu(access.register, access.write))
+    Kind::Pmu(access.register, access.write)
 }
 
 /// An SError of the guest's. `HCR_EL2.AMO` is clear, so that it goes to EL1 and never here.

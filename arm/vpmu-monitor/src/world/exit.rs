@@ -1,6 +1,7 @@
 //! Why the guest left EL1: Arm ARM DDI 0487, ESR_EL2 (exception classes and their syndromes).
 
 use vpmu::arm::Encoding;
+use vpmu_el2::access::Access;
 
 /// A decoded `ESR_EL2` of an exception from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,9 +12,11 @@ pub enum Exit {
     Smc,
     /// WFI trapped by `HCR_EL2.TWI`.
     Wfi,
-    /// A trapped MRS or MSR.
+    /// An access of a PMU register, in AArch64 or AArch32.
+    Pmu(Access),
+    /// A trapped MRS or MSR of another register.
     SystemRegister(RegisterAccess),
-    /// A trapped MRC, MCR, MRRC or MCRR of coprocessor 15, in AArch32.
+    /// A trapped MRC, MCR, MRRC or MCRR of coprocessor 15, in AArch32, of no PMU register.
     Aarch32,
     /// A stage-2 fault of a load or store that the syndrome describes.
     Memory(MemoryAccess),
@@ -65,6 +68,9 @@ pub struct MemoryAccess {
 impl Exit {
     /// Decodes any value of `ESR_EL2`.
     pub fn decode(esr: u64) -> Self {
+        if let Some(access) = Access::decode(esr) {
+            return Self::Pmu(access);
+        }
         let iss = esr as u32 & 0x01ff_ffff;
         let bit = |n: u32| iss >> n & 1 != 0;
         match esr >> 26 & 0x3f {
@@ -119,17 +125,36 @@ impl MemoryAccess {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vpmu::arm::Register;
 
     #[test]
     fn a_trapped_mrs_is_decoded() {
-        // mrs x20, pmccntr_el0: op0 3, op1 3, CRn 9, CRm 13, op2 0.
-        let iss = 3 << 20 | 3 << 14 | 9 << 10 | 20 << 5 | 13 << 1 | 1;
+        // mrs x20, dczid_el0: op0 3, op1 3, CRn 0, CRm 0, op2 7.
+        let iss = 3 << 20 | 7 << 17 | 3 << 14 | 20 << 5 | 1;
         let Exit::SystemRegister(access) = Exit::decode(0x18 << 26 | iss) else {
             panic!("not a register access");
         };
         assert_eq!((access.rt, access.write), (20, false));
         let e = access.encoding;
-        assert_eq!((e.op0, e.op1, e.crn, e.crm, e.op2), (3, 3, 9, 13, 0));
+        assert_eq!((e.op0, e.op1, e.crn, e.crm, e.op2), (3, 3, 0, 0, 7));
+    }
+
+    #[test]
+    fn an_access_of_the_pmu_is_one_in_either_state() {
+        // mrs x20, pmccntr_el0: op0 3, op1 3, CRn 9, CRm 13, op2 0; mrc p15, 0, r4, c9, c13, 0.
+        let a64 = 0x18 << 26 | 3 << 20 | 3 << 14 | 9 << 10 | 20 << 5 | 13 << 1 | 1;
+        let a32 = 0x03 << 26 | 9 << 10 | 4 << 5 | 13 << 1 | 1;
+        for esr in [a64, a32] {
+            let Exit::Pmu(access) = Exit::decode(esr) else {
+                panic!("not an access of the PMU");
+            };
+            assert_eq!((access.register, access.write), (Register::Pmccntr, false));
+        }
+        // mrc p15, 0, r4, c1, c0, 0.
+        assert_eq!(
+            Exit::decode(0x03 << 26 | 1 << 10 | 4 << 5 | 1),
+            Exit::Aarch32
+        );
     }
 
     #[test]
