@@ -5,6 +5,7 @@
 use alloc::{vec, vec::Vec};
 use core::{convert::Infallible, mem, ops::Range, ptr, slice};
 
+use dtoolkit::fdt::Fdt;
 use smccc::{Hvc, Smc, psci::system_off};
 use vpmu_monitor::{
     boot::{
@@ -36,12 +37,8 @@ use super::{
     sysreg::read_sysreg,
 };
 
-/// Bytes of a device tree's header, which says how long the tree is.
-const FDT_HEADER: usize = 40;
-
-/// The first bytes of a device tree (Devicetree Specification 0.4, 5.2), and behind them a word with its length.
+/// The first bytes of a device tree (Devicetree Specification 0.4, 5.2).
 const FDT_MAGIC: [u8; 4] = 0xd00d_feed_u32.to_be_bytes();
-const FDT_TOTAL_SIZE: Range<usize> = 4..8;
 
 /// MPIDR_EL1: the affinity fields.
 const AFFINITY: u64 = 0xff_00ff_ffff;
@@ -289,16 +286,14 @@ pub(super) fn tree_bytes(at: u64) -> Option<&'static [u8]> {
     }
     // SAFETY: the boot protocol says that x0 holds the address of a device tree; nothing else uses
     // that memory until the guest gets it. The header says how long it is.
-    unsafe {
-        let header: &[u8] = slice::from_raw_parts(at as *const u8, FDT_HEADER);
-        if !header.starts_with(&FDT_MAGIC) {
+    let tree = unsafe {
+        if *(at as *const [u8; 4]) != FDT_MAGIC {
             return None;
         }
-        let len = u32::from_be_bytes(header[FDT_TOTAL_SIZE].try_into().ok()?);
-        let tree = slice::from_raw_parts(at as *const u8, len as usize);
-        blob::open(tree)?;
-        Some(tree)
-    }
+        Fdt::from_raw_unchecked(at as *const u8).data()
+    };
+    blob::open(tree)?;
+    Some(tree)
 }
 
 /// Where the appended guest is to run, and its file.
