@@ -147,7 +147,6 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     mmu::forget_cached(&memory);
     translation.enable();
 
-    cpu::install(stacks, samples(settings));
     let put = second
         .as_ref()
         .map(|second| second.put(tree, &machine, this))
@@ -163,6 +162,7 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
         settings,
         translation,
         memory,
+        cpus: stacks.into_cpus(samples(settings)),
         redistributors: (redistributors.into_iter())
             .zip(owned.into_iter().map(View::new))
             .collect(),

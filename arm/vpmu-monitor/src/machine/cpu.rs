@@ -52,6 +52,17 @@ impl Stacks {
         start..start + GUARD as u64
     }
 
+    /// Makes the CPUs that have the stacks, each with memory for so many samples.
+    pub(crate) fn into_cpus(self, samples: usize) -> Vec<Cpu> {
+        let cpus = self
+            .guards()
+            .map(|guard| Cpu::new(guard.end + STACK_SIZE as u64, samples));
+        let cpus = cpus.collect();
+        // Nothing is given back to this heap.
+        let _ = ManuallyDrop::new(self);
+        cpus
+    }
+
     /// All guards.
     pub(crate) fn guards(&self) -> impl Iterator<Item = Range<u64>> {
         (0..self.count).map(|number| self.guard(number))
@@ -65,6 +76,8 @@ pub(crate) struct Monitor {
     pub(crate) translation: Translation,
     /// The monitor's memory.
     pub(crate) memory: Range<u64>,
+    /// By number, which is in `TPIDR_EL2`.
+    pub(crate) cpus: Vec<Cpu>,
     /// Every redistributor, with the guest's view of it: first the CPUs', by number.
     pub(crate) redistributors: Vec<(Redistributor, View)>,
     /// Where there is a second guest: the number of the CPU that it shares with the first.
@@ -124,7 +137,7 @@ impl Monitor {
 static MONITOR: Once<Monitor> = Once::new();
 
 impl Monitor {
-    /// Makes `monitor` the machine's. Called once, before the first guest instruction.
+    /// Makes `monitor` the machine's. Called once, before the first guest instruction, when the MMU is on: the lock needs caches.
     pub(crate) fn install(monitor: Self) -> &'static Self {
         MONITOR.call_once(|| monitor)
     }
@@ -181,25 +194,10 @@ pub(crate) struct StartBlock {
     pub(super) context: u64,
 }
 
-static CPUS: Once<Vec<Cpu>> = Once::new();
-
-/// Makes a CPU for each of the `stacks`, each with memory for so many samples. Called once, when the MMU is on: the lock
-/// needs caches.
-pub(crate) fn install(stacks: Stacks, samples: usize) {
-    let guards = stacks.guards();
-    CPUS.call_once(|| {
-        guards
-            .map(|guard| Cpu::new(guard.end + STACK_SIZE as u64, samples))
-            .collect()
-    });
-    // Nothing is given back to this heap.
-    let _ = ManuallyDrop::new(stacks);
-}
-
-/// Every CPU, by number; the number is in `TPIDR_EL2`.
+/// Every CPU, by number.
 pub(crate) fn cpus() -> &'static [Cpu] {
-    // Before `install` there is one CPU, which has no number yet.
-    CPUS.get().map_or(&[], Vec::as_slice)
+    // Before `Monitor::install` there is one CPU, which has no number yet.
+    Monitor::installed().map_or(&[], |monitor| &monitor.cpus)
 }
 
 impl Cpu {
