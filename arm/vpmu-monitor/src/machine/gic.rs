@@ -9,7 +9,7 @@ use core::{
 
 use vpmu_monitor::{
     boot::words::Interrupts,
-    regs::{IccCtlrEl1, IchHcrEl2, IdAa64pfr0El1},
+    regs::{IccCtlrEl1, IccSreEl2, IchHcrEl2, IdAa64pfr0El1},
     world::{
         distributor,
         offer::Sharing,
@@ -31,9 +31,6 @@ const SPECIAL: RangeInclusive<u32> = 1020..=1023;
 /// Priority of the monitor's own interrupts, which no priority mask keeps out.
 pub(crate) const OWN_PRIORITY: u8 = 0;
 
-/// ICC_SRE_EL2.Enable: EL1's accesses to ICC_SRE_EL1 do not trap.
-const ICC_SRE_ENABLE: u64 = 1 << 3;
-
 /// Opens this CPU's interface for the monitor: every priority, end-of-interrupt split into priority drop and
 /// deactivation, the guest's virtual interface on. Where interrupts are [`Interrupts::Direct`] the interface is
 /// the guest's, as after reset.
@@ -44,8 +41,8 @@ pub(crate) fn init_cpu_interface(monitor: &Monitor) {
     };
     // SAFETY: interrupts are masked at EL2, and the guest is not running yet.
     unsafe {
-        // SRE, DFB and DIB.
-        write_sysreg!("icc_sre_el2", ICC_SRE_ENABLE | ICC_SRE);
+        // With Enable, EL1's accesses to ICC_SRE_EL1 do not trap.
+        write_sysreg!("icc_sre_el2", IccSreEl2::ENABLE.bits() | ICC_SRE);
         isb();
         if monitor.sharing() == Sharing::Two {
             write_sysreg!("icc_sre_el1", ICC_SRE);

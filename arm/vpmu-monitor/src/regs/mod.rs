@@ -14,8 +14,8 @@ pub use arm_sysregs::{
     },
     el2::registers::{
         CptrEl2, HcrEl2, HcrxEl2, HdfgrtrEl2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2, HfgwtrEl2,
-        IchHcrEl2, MairEl2, MdcrEl2, Mpam2El2, MpamhcrEl2, SctlrEl2, SpsrEl2, TcrEl2, VtcrEl2,
-        VttbrEl2,
+        IccSreEl2, IchHcrEl2, MairEl2, MdcrEl2, Mpam2El2, MpamhcrEl2, SctlrEl2, SpsrEl2, TcrEl2,
+        VtcrEl2, VttbrEl2,
     },
 };
 
