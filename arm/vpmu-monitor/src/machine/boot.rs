@@ -176,7 +176,7 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     el2::init_cpu(number, monitor, true, unlocked);
     // Before the first guest's: to make a PMU stops all counters.
     second::make_pmu(unlocked)?;
-    el2::start_pmu(number, monitor, unlocked)?;
+    el2::start_pmu(monitor, unlocked)?;
     gic::enable_group1(monitor);
     second::begin(unlocked);
     // SAFETY: zero since the start, and nobody's but the stack's.
@@ -186,7 +186,7 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     }
     heap::seal();
     figures::mark_entry();
-    start::enter(number, placement.range.start, place)
+    start::enter(placement.range.start, place)
 }
 
 /// Makes the guest's device tree and puts it where the machine's is, or where there is more room; returns

@@ -57,11 +57,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool, unlocked: 
 }
 
 /// Gives this CPU, which is [prepared](init_cpu), its guest's PMU and its translation.
-pub(crate) fn start_pmu(
-    number: usize,
-    monitor: &Monitor,
-    unlocked: &mut Unlocked,
-) -> Result<(), PmuError> {
+pub(crate) fn start_pmu(monitor: &Monitor, unlocked: &mut Unlocked) -> Result<(), PmuError> {
     let mut local = Cpu::this().local.lock(unlocked);
     local.pmu = match &local.hardware {
         Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
@@ -75,7 +71,7 @@ pub(crate) fn start_pmu(
     follow_borrowing(&mut local, monitor);
 
     monitor.translation.enable_stage_2();
-    own_interrupts(number, monitor);
+    own_interrupts(monitor);
     Ok(())
 }
 
@@ -165,8 +161,8 @@ impl Drop for Names {
 }
 
 /// Enables this CPU's interrupts that belong to the monitor, in its redistributor.
-fn own_interrupts(number: usize, monitor: &Monitor) {
-    let (place, view) = monitor.redistributor(number);
+fn own_interrupts(monitor: &Monitor) {
+    let (place, view) = monitor.redistributor(Cpu::number());
     let (frame, owned) = (place.sgi_frame(), view.owned);
     // A bootloader may have used LPIs; the guest's writes do not reach this register.
     let control = place.frames.start + redistributor::CTLR;

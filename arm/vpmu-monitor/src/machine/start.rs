@@ -12,7 +12,7 @@ use vpmu_monitor::{lock::Unlocked, regs::SPSR_EL1H_MASKED};
 
 use super::{
     console::say,
-    cpu::{Monitor, StartBlock, cpus},
+    cpu::{Cpu, Monitor, StartBlock, cpus},
     el2, end, mmu,
     sysreg::{isb, write_sysreg},
 };
@@ -31,11 +31,11 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
     };
     let unlocked = &mut Unlocked::at_exception();
     el2::init_cpu(number, monitor, false, unlocked);
-    if let Err(error) = el2::start_pmu(number, monitor, unlocked) {
+    if let Err(error) = el2::start_pmu(monitor, unlocked) {
         say!("error: CPU {number}: {error}");
         end::power_off();
     }
-    enter(number, block.entry, block.context)
+    enter(block.entry, block.context)
 }
 
 /// Starts CPU `number`, on behalf of the guest, and returns PSCI's answer.
@@ -72,8 +72,8 @@ pub(crate) fn start_cpu(
 }
 
 /// Enters the guest on this CPU for the first time.
-pub(crate) fn enter(number: usize, entry: u64, x0: u64) -> ! {
-    let cpu = &cpus()[number];
+pub(crate) fn enter(entry: u64, x0: u64) -> ! {
+    let cpu = Cpu::this();
     cpu.on.store(true, Relaxed);
     // SAFETY: where and how the guest starts; stage 2 limits what it can reach.
     unsafe {
