@@ -70,9 +70,7 @@ pub(crate) fn mark_entry() {
 
 /// The figures of all CPUs, now.
 pub(crate) fn snapshot() -> Snapshot {
-    let mut snapshot = Snapshot::take(cpus().iter().map(|cpu| &cpu.statistics), now());
-    snapshot.second_traps = SECOND.pmu_traps();
-    snapshot
+    Snapshot::take(cpus().iter().map(|cpu| &cpu.statistics), now())
 }
 
 /// Brings the count of the monitor's own instructions on this CPU up to date.

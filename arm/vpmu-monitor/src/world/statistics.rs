@@ -128,12 +128,6 @@ impl CpuStatistics {
         advance(&self.0[SWITCHES + figure.index()], by);
     }
 
-    /// Exits by a trapped PMU register.
-    pub fn pmu_traps(&self) -> u64 {
-        let counts = self.0[FIXED.len()..KINDS].iter();
-        counts.fold(0, |sum, count| sum.wrapping_add(count.load(Relaxed)))
-    }
-
     /// Notes how many instructions this CPU has executed at EL2, as a host counter says.
     pub fn instructions(&self, total: u64) {
         self.0[INSTRUCTIONS].store(total, Relaxed);
@@ -146,8 +140,6 @@ pub struct Snapshot {
     /// System counter.
     pub now: u64,
     figures: [u64; FIGURES],
-    /// Trapped accesses of a second guest to PMU registers.
-    pub second_traps: u64,
 }
 
 impl Snapshot {
@@ -155,7 +147,6 @@ impl Snapshot {
     pub const ZERO: Self = Self {
         now: 0,
         figures: [0; FIGURES],
-        second_traps: 0,
     };
 
     /// Adds up `cpus` at system-counter time `now`.
@@ -179,7 +170,6 @@ impl Snapshot {
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = self.clone();
         difference.now = self.now.wrapping_sub(earlier.now);
-        difference.second_traps = self.second_traps.wrapping_sub(earlier.second_traps);
         for (figure, earlier) in difference.figures.iter_mut().zip(earlier.figures) {
             *figure = figure.wrapping_sub(earlier);
         }
@@ -201,11 +191,7 @@ pub struct Json<'a> {
 
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Snapshot {
-            now,
-            figures,
-            second_traps,
-        } = self.figures;
+        let Snapshot { now, figures } = self.figures;
         let (count, ticks) = (&figures[..KINDS], &figures[TICKS..PMIS]);
         // Wrapping, as all sums here: a panic at EL2 would take the guest with it.
         let el2_ticks: u64 = ticks.iter().fold(0, |sum, &t| sum.wrapping_add(t));
@@ -221,11 +207,10 @@ impl fmt::Display for Json<'_> {
         by_kind(f, count, ticks)?;
         f.write_str("}")?;
         if let Some(switches) = figures.last_chunk()
-            && (*second_traps != 0 || *switches != [0; Figure::COUNT])
+            && *switches != [0; Figure::COUNT]
         {
             let switches = second::Json {
                 figures: switches,
-                second_traps: *second_traps,
                 counts_instructions: self.counts_instructions,
             };
             write!(f, r#","switches":{switches}"#)?;
@@ -310,8 +295,8 @@ mod tests {
         cpu.switched(Figure::Count, 5);
         let begin = Snapshot::take([&cpu].into_iter(), 0);
         cpu.switched(Figure::Count, 2);
-        let mut end = Snapshot::take([&cpu].into_iter(), 0);
-        end.second_traps = 3;
+        cpu.switched(Figure::SecondTraps, 3);
+        let end = Snapshot::take([&cpu].into_iter(), 0);
         let json = |figures: &Snapshot| {
             let json = Json {
                 figures,

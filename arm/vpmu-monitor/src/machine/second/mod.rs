@@ -27,6 +27,7 @@ use vpmu_monitor::{
         second::{
             gic::VirtualGic,
             scheduler::{Decision, Scheduler, Who, serve_interrupts},
+            statistics::Figure,
         },
         statistics::Kind,
     },
@@ -139,6 +140,9 @@ extern "C" fn shared_synchronous(frame: &mut Frame) {
         local.at_exit();
         turns.leave_second();
         let kind = exits::synchronous(frame, &mut turns, &mut local);
+        if let Kind::Pmu(..) = kind {
+            cpu.statistics.switched(Figure::SecondTraps, 1);
+        }
         frame.account(&SECOND, kind);
         drop((turns, local));
     } else {

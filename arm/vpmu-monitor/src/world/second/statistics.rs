@@ -19,6 +19,8 @@ pub enum Figure {
     Registers,
     /// Instructions of EL2 for the PMU's part in them, where a host counter counts those.
     Instructions,
+    /// Trapped accesses of the second guest to PMU registers. Those of the first are among its exits.
+    SecondTraps,
     /// A guest's turn ended, and its PMU went from one place to another.
     Ended(Residence, Residence),
     /// A guest's turn began, likewise.
@@ -27,15 +29,16 @@ pub enum Figure {
 
 impl Figure {
     /// How many there are.
-    pub(crate) const COUNT: usize = 3 + 2 * MOVES;
+    pub(crate) const COUNT: usize = 4 + 2 * MOVES;
 
     pub(crate) const fn index(self) -> usize {
         let (first, from, to) = match self {
             Self::Count => return 0,
             Self::Registers => return 1,
             Self::Instructions => return 2,
-            Self::Ended(from, to) => (3, from, to),
-            Self::Began(from, to) => (3 + MOVES, from, to),
+            Self::SecondTraps => return 3,
+            Self::Ended(from, to) => (4, from, to),
+            Self::Began(from, to) => (4 + MOVES, from, to),
         };
         first + NAMES.len() * from as usize + to as usize
     }
@@ -45,20 +48,17 @@ impl Figure {
 pub struct Json<'a> {
     /// The sums, in the order of [`Figure`].
     pub figures: &'a [u64; Figure::COUNT],
-    /// Trapped accesses of the second guest to PMU registers. Those of the first are among its exits.
-    pub second_traps: u64,
     /// Whether a host counter counted the monitor's instructions.
     pub counts_instructions: bool,
 }
 
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [count, registers, instructions, moves @ ..] = self.figures;
+        let [count, registers, instructions, second_traps, moves @ ..] = self.figures;
         let instructions = OrNull(self.counts_instructions.then_some(*instructions));
         write!(
             f,
-            r#"{{"count":{count},"pmu_registers":{registers},"pmu_instructions":{instructions},"second_pmu_traps":{}"#,
-            self.second_traps
+            r#"{{"count":{count},"pmu_registers":{registers},"pmu_instructions":{instructions},"second_pmu_traps":{second_traps}"#
         )?;
         for (name, moves) in ["ended", "began"].iter().zip(moves.chunks(MOVES)) {
             write!(f, r#","{name}":{{"#)?;
@@ -92,7 +92,6 @@ mod tests {
         }
         let json = Json {
             figures: &figures,
-            second_traps: 0,
             counts_instructions: false,
         };
         assert_eq!(
