@@ -21,15 +21,6 @@ const ALIGNMENT: u64 = 2 << 20;
 const HEADER_LEN: usize = 64;
 const IMAGE_MAGIC: [u8; 4] = *b"ARM\x64";
 
-/// Where the guest is to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
-    /// All memory that the running guest takes, its copy included. It is entered at the first byte.
-    pub range: Range<u64>,
-    /// Bytes to copy from where the guest was loaded to the range; 0 when it runs in place.
-    pub copy: u64,
-}
-
 /// Why the appended guest cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
@@ -52,59 +43,47 @@ pub enum ImageError {
     BigEndian,
 }
 
-impl Placement {
-    /// Decides where the guest runs.
-    ///
-    /// `head` is the start of the guest's file, `len` its whole length, `loaded_at` where it lies and
-    /// `ram` the RAM that it may take.
-    ///
-    /// # Errors
-    ///
-    /// [`ImageError`], when the guest is absent or cannot run where it would have to.
-    pub fn decide(
-        head: &[u8],
-        len: u64,
-        loaded_at: u64,
-        ram: &Range<u64>,
-    ) -> Result<Self, ImageError> {
-        if len == 0 {
-            return Err(ImageError::Missing);
-        }
-        if len < 4 {
-            return Err(ImageError::TooShort(len));
-        }
-        // A file with the magic and without a whole header is entered as what it is: a raw binary.
-        let is_image =
-            len >= HEADER_LEN as u64 && head.get(56..60).is_some_and(|m| m == IMAGE_MAGIC);
-        if !is_image {
-            return Self::within(ram, ram.start + RAW_OFFSET, len, len);
-        }
+/// Decides where the guest runs: all memory that it takes, its copy included. It is entered at the first byte.
+///
+/// `head` is the start of the guest's file, `len` its whole length, `loaded_at` where it lies and
+/// `ram` the RAM that it may take.
+///
+/// # Errors
+///
+/// [`ImageError`], when the guest is absent or cannot run where it would have to.
+pub fn place(
+    head: &[u8],
+    len: u64,
+    loaded_at: u64,
+    ram: &Range<u64>,
+) -> Result<Range<u64>, ImageError> {
+    if len == 0 {
+        return Err(ImageError::Missing);
+    }
+    if len < 4 {
+        return Err(ImageError::TooShort(len));
+    }
+    // A file with the magic and without a whole header is entered as what it is: a raw binary.
+    let is_image = len >= HEADER_LEN as u64 && head.get(56..60).is_some_and(|m| m == IMAGE_MAGIC);
+    let (entry, memory) = if is_image {
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
         let (text_offset, image_size, flags) = (word(8), word(16), word(24));
         if flags & 1 != 0 {
             return Err(ImageError::BigEndian);
         }
-        let (entry, copy) = match text_offset {
+        let entry = match text_offset {
             // Padding has put the file on the boundary already.
-            0 => (loaded_at, 0),
-            offset => {
-                let entry = ram.start.next_multiple_of(ALIGNMENT).checked_add(offset);
-                (entry.ok_or(ImageError::TextOffset(offset))?, len)
-            }
+            0 => Some(loaded_at),
+            offset => ram.start.next_multiple_of(ALIGNMENT).checked_add(offset),
         };
+        let entry = entry.ok_or(ImageError::TextOffset(text_offset))?;
         // Images of kernels before 3.17 say 0; the size has the BSS in it, which the file has not.
-        Self::within(ram, entry, copy, image_size.max(len))
-    }
-
-    fn within(ram: &Range<u64>, entry: u64, copy: u64, memory: u64) -> Result<Self, ImageError> {
-        match entry.checked_add(memory) {
-            Some(end) if end <= ram.end => Ok(Self {
-                range: entry..end,
-                copy,
-            }),
-            _ => Err(ImageError::TooLarge(memory)),
-        }
-    }
+        (entry, image_size.max(len))
+    } else {
+        (ram.start + RAW_OFFSET, len)
+    };
+    let end = entry.checked_add(memory).filter(|&end| end <= ram.end);
+    Ok(entry..end.ok_or(ImageError::TooLarge(memory))?)
 }
 
 #[cfg(test)]
@@ -124,30 +103,26 @@ mod tests {
         head
     }
 
-    fn decide(head: &[u8], len: u64) -> Result<Placement, ImageError> {
-        Placement::decide(head, len, LOADED, &(RAM..END))
+    fn decide(head: &[u8], len: u64) -> Result<Range<u64>, ImageError> {
+        place(head, len, LOADED, &(RAM..END))
     }
 
     #[test]
     fn an_image_runs_in_place() {
-        let placement = decide(&image(0, 0x30_0000, 0xa), 0x20_0000).unwrap();
-        assert_eq!(placement.range, LOADED..LOADED + 0x30_0000);
-        assert_eq!(placement.copy, 0);
+        let place = decide(&image(0, 0x30_0000, 0xa), 0x20_0000);
+        assert_eq!(place, Ok(LOADED..LOADED + 0x30_0000));
     }
 
     #[test]
     fn a_raw_binary_is_copied_to_its_place() {
-        let placement = decide(&[0; 64], 4096).unwrap();
         let start = RAM + RAW_OFFSET;
-        assert_eq!(placement.range, start..start + 4096);
-        assert_eq!(placement.copy, 4096);
+        assert_eq!(decide(&[0; 64], 4096), Ok(start..start + 4096));
     }
 
     #[test]
     fn an_image_gets_the_offset_it_asks_for() {
-        let placement = decide(&image(0x8_0000, 0x30_0000, 0xa), 0x20_0000).unwrap();
-        assert_eq!(placement.range, RAM + 0x8_0000..RAM + 0x38_0000);
-        assert_eq!(placement.copy, 0x20_0000);
+        let place = decide(&image(0x8_0000, 0x30_0000, 0xa), 0x20_0000);
+        assert_eq!(place, Ok(RAM + 0x8_0000..RAM + 0x38_0000));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use vpmu_monitor::{
         blob,
         console::consoles,
         device_tree::{self, Machine, TreeError},
-        guest_image::{ImageError, PAYLOAD_OFFSET, Placement},
+        guest_image::{self, ImageError, PAYLOAD_OFFSET},
         home::{self, overlap},
         uefi::{self, Map},
         words::{Design, Interrupts, Settings},
@@ -122,8 +122,8 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
         .find(|ram| ram.contains(&start.loaded))
         .ok_or(BootError::NotInRam)?
         .clone();
-    let (placement, file) = guest(&ram, start.loaded)?;
-    let mut taken = taken(&machine, tree, &placement.range, &file)?;
+    let (runs, file) = guest(&ram, start.loaded)?;
+    let mut taken = taken(&machine, tree, &runs, &file)?;
     let second = second::plan(tree, &ram, start.loaded, &taken)?;
     if let Some(second) = &second {
         settings.check_two_guests()?;
@@ -151,7 +151,9 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
         .as_ref()
         .map(|second| second.put(tree, &machine, this))
         .transpose()?;
-    copy(file.start, placement.range.start, placement.copy);
+    if runs.start != file.start {
+        copy(file.start, runs.start, file.end - file.start);
+    }
     let place = give_tree(tree, &memory, second.as_ref())?;
     mmu::forget_instructions();
 
@@ -186,7 +188,7 @@ fn boot(start: &Start) -> Result<Infallible, BootError> {
     }
     heap::seal();
     figures::mark_entry();
-    start::enter(placement.range.start, place)
+    start::enter(runs.start, place)
 }
 
 /// Makes the guest's device tree and puts it where the machine's is, or where there is more room; returns
@@ -297,7 +299,7 @@ pub(super) fn tree_bytes(at: u64) -> Option<&'static [u8]> {
 }
 
 /// Where the appended guest is to run, and its file.
-fn guest(ram: &Range<u64>, loaded: u64) -> Result<(Placement, Range<u64>), BootError> {
+fn guest(ram: &Range<u64>, loaded: u64) -> Result<(Range<u64>, Range<u64>), BootError> {
     // SAFETY: a word of the monitor's own image, which the lab fills in.
     let length = unsafe { ptr::read_volatile(&raw const guest_length) };
     let file = part(ram, loaded, PAYLOAD_OFFSET, length)?;
@@ -324,11 +326,11 @@ pub(super) fn place(
     file: &Range<u64>,
     loaded_at: u64,
     ram: &Range<u64>,
-) -> Result<Placement, ImageError> {
+) -> Result<Range<u64>, ImageError> {
     let length = file.end - file.start;
     // SAFETY: in RAM, as checked, and used by nobody else yet.
     let head = unsafe { slice::from_raw_parts(file.start as *const u8, length.min(64) as usize) };
-    Placement::decide(head, length, loaded_at, ram)
+    guest_image::place(head, length, loaded_at, ram)
 }
 
 /// How many samples of the guest each CPU keeps for the host.

@@ -115,9 +115,7 @@ impl Plan {
         let initrd = initrd.transpose()?;
         let end = initrd.as_ref().map_or(tree_at, |initrd| initrd.start);
         let room = memory.start..end;
-        let entry = place(&self.file, second::loaded_at(memory), &room)?
-            .range
-            .start;
+        let entry = place(&self.file, second::loaded_at(memory), &room)?.start;
         copy(self.file.start, entry, self.file.end - self.file.start);
         if let Some((from, to)) = self.initrd.as_ref().zip(initrd.as_ref()) {
             copy(from.start, to.start, to.end - to.start);
