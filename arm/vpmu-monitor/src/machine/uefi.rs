@@ -100,11 +100,8 @@ struct Firmware {
     boot: &'static BootServices,
 }
 
-/// What the firmware says of the machine.
-enum Described {
-    Tree(DeviceTree),
-    Acpi(Tables<'static>, DeviceTree),
-}
+/// What the firmware says of the machine: a device tree; with ACPI's tables there is nothing but `/chosen` in it.
+type Described = (DeviceTree, Option<Tables<'static>>);
 
 fn check(what: &'static str, status: Status) -> Result<(), UefiError> {
     if status == Status::SUCCESS {
@@ -158,8 +155,7 @@ impl Firmware {
             );
         }
         let (tree, all) = self.leave(&described, &words, initrd)?;
-        if let Described::Acpi(tables, _) = described {
-            let madt = tables.madt;
+        if let (_, Some(Tables { madt, .. })) = described {
             // SAFETY: the firmware has gone, and nobody else reads its table yet.
             acpi::hide_its(unsafe {
                 slice::from_raw_parts_mut(madt.as_ptr().cast_mut(), madt.len())
@@ -216,12 +212,12 @@ impl Firmware {
         let tree = tree.and_then(blob::open);
         let tree = tree.map_or_else(DeviceTree::new, |tree| DeviceTree::from_fdt(&tree));
         if tree.root.children().any(|node| node.name() != "chosen") {
-            return Ok(Described::Tree(tree));
+            return Ok((tree, None));
         }
         let rsdp = find(ACPI).ok_or(UefiError::NoTables)?;
         // SAFETY: the table's length, by its specification.
         let rsdp = unsafe { slice::from_raw_parts(rsdp as *const u8, acpi::RSDP) };
-        Ok(Described::Acpi(Tables::find(rsdp, acpi_table)?, tree))
+        Ok((tree, Some(Tables::find(rsdp, acpi_table)?)))
     }
 
     /// The initrd, where a boot loader offers one.
@@ -257,7 +253,7 @@ impl Firmware {
     /// Ends the firmware; returns where the device tree is by then, and all that was written for it.
     fn leave(
         &self,
-        described: &Described,
+        (tree, tables): &Described,
         words: &str,
         initrd: Option<Range<u64>>,
     ) -> Result<(u64, Range<u64>), UefiError> {
@@ -290,9 +286,9 @@ impl Firmware {
                 version,
                 map_at: map_at..tree_at,
             };
-            let machine = match described {
-                Described::Tree(tree) => tree.clone(),
-                Described::Acpi(tables, tree) => tables.tree(tree.root.child("chosen").cloned()),
+            let machine = match tables {
+                None => tree.clone(),
+                Some(tables) => tables.tree(tree.root.child("chosen").cloned()),
             };
             let tree = uefi::tree(machine, &handover)?;
             // SAFETY: memory that was allocated for it.
