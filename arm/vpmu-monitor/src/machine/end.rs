@@ -6,7 +6,7 @@ use smccc::{Smc, psci::system_off};
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     boot::words::Interrupts,
-    world::statistics::{Json, Snapshot},
+    world::statistics::{Json, OrNull, Snapshot},
 };
 
 use super::{
@@ -53,31 +53,25 @@ pub(crate) fn print_statistics() {
             last.lost()
         ));
     }
-    let json = |figures: &_| {
-        console::print(format_args!(
-            "{}",
-            Json {
-                figures,
-                frequency,
-                counts_instructions,
-                sees_pmis: monitor.settings.interrupts == Interrupts::Virtual,
-            }
-        ));
-    };
-    console::print(format_args!(",\"measured\":"));
     let measured = MARKS.with(|marks| {
         let begin = marks.begin.as_ref()?;
         Some(marks.end.as_ref().unwrap_or(&last).since(begin))
     });
-    match &measured {
-        Some(measured) => json(measured),
-        None => console::print(format_args!("null")),
-    }
-    console::print(format_args!(",\"total\":"));
-    json(&MARKS.with(|marks| last.since(&marks.entered)));
+    let total = MARKS.with(|marks| last.since(&marks.entered));
+    let second = Snapshot::take(core::iter::once(&SECOND), last.now);
+    let json = |figures| Json {
+        figures,
+        frequency,
+        counts_instructions,
+        sees_pmis: monitor.settings.interrupts == Interrupts::Virtual,
+    };
+    console::print(format_args!(
+        ",\"measured\":{},\"total\":{}",
+        OrNull(measured.as_ref().map(json)),
+        json(&total)
+    ));
     if monitor.shared.is_some() {
-        console::print(format_args!(",\"second\":"));
-        json(&Snapshot::take(core::iter::once(&SECOND), last.now));
+        console::print(format_args!(",\"second\":{}", json(&second)));
     }
     console::print(format_args!("}}}}\r\n"));
     drop(local);

@@ -219,13 +219,13 @@ impl fmt::Display for Json<'_> {
     }
 }
 
-/// A number as JSON. `None` is null, and not 0: nobody has counted.
-pub(super) struct OrNull(pub(super) Option<u64>);
+/// A number, or an object, as JSON. `None` is null, and not 0: nobody has counted.
+pub struct OrNull<T>(pub Option<T>);
 
-impl fmt::Display for OrNull {
+impl<T: fmt::Display> fmt::Display for OrNull<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(number) => write!(f, "{number}"),
+        match &self.0 {
+            Some(value) => value.fmt(f),
             None => f.write_str("null"),
         }
     }
