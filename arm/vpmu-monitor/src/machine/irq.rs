@@ -85,19 +85,17 @@ pub(super) fn serve(
         return kind;
     }
     let kind = if intid < 16 {
-        Kind::IrqSgi
-    } else if monitor.machine.timer_intids.contains(&intid) {
-        Kind::IrqTimer
-    } else {
-        Kind::IrqOther
-    };
-    if intid < 16 {
         // SGIs have nothing for the guest to deactivate.
         irq.finish();
         interrupt.source = Source::Software;
+        Kind::IrqSgi
     } else {
         irq.drop_priority();
-    }
+        match monitor.machine.timer_intids.contains(&intid) {
+            true => Kind::IrqTimer,
+            false => Kind::IrqOther,
+        }
+    };
     local.interrupts.inject(interrupt, &mut PhysicalInterface);
     kind
 }
