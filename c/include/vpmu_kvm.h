@@ -309,6 +309,7 @@ int32_t vpmu_kvm_backing(struct vpmu_kvm *pmu);
  * As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
  * KVM has 16 ranges, of which the MSRs of AMD's PMU take 3 and of Intel's up to 9, and the deadline and RDPMC 3 more. A
  * filter that the VMM sets by itself replaces both.
+ *
  * Each bitmap has a bit for each of its MSRs.
  */
 enum vpmu_status vpmu_kvm_intercept_beside(const struct vpmu_kvm_vm *vm,

@@ -3,10 +3,10 @@
 use vpmu::x86::amd::{Capability, Interface};
 
 use crate::host::VpmuHost;
-use crate::room::promised;
+use crate::room::{Mut, Ref};
 use crate::status::VpmuStatus;
+use crate::x86;
 use crate::x86::VpmuX86;
-use crate::{room, x86};
 
 /// Four counters at C001_0000H to C001_0007H.
 pub const VPMU_AMD_LEGACY: u32 = 0;
@@ -31,17 +31,15 @@ pub struct VpmuX86AmdConfig {
 /// Makes AMD's PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such interface, or
 /// no such policy.
 ///
-/// # Safety
-///
-/// See the crate's page. The functions of `host` may be called with its context until the PMU is
+/// The functions of `host` may be called with its context until the PMU is
 /// used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_init_amd(
-    pmu: *mut VpmuX86,
-    config: *const VpmuX86AmdConfig,
-    host: *const VpmuHost,
+pub extern "C" fn vpmu_x86_init_amd(
+    pmu: Mut<'_, VpmuX86>,
+    config: Ref<'_, VpmuX86AmdConfig>,
+    host: Ref<'_, VpmuHost>,
 ) -> VpmuStatus {
-    let Some(&config) = promised!(room::given(config)) else {
+    let Some(&config) = config.get() else {
         return VpmuStatus::Misuse;
     };
     let interface = match config.interface {
@@ -54,10 +52,5 @@ pub unsafe extern "C" fn vpmu_x86_init_amd(
         events: config.events,
         ..Capability::new(interface)
     });
-    promised!(x86::init(
-        pmu,
-        capability.map(Into::into),
-        config.policy,
-        host
-    ))
+    x86::init(pmu, capability.map(Into::into), config.policy, host)
 }

@@ -8,7 +8,8 @@ use crate::counter::{counter_state, policy, report};
 use crate::filter::VpmuArmFilter;
 use crate::host::{Host, VpmuHost};
 use crate::pmu::{self, Guest};
-use crate::room::{self, Held, Room, promised};
+use crate::room::{self, Held, Mut, Ref, Room, promised};
+use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// What a guest finds of its PMUv3 (Arm ARM DDI 0487, chapter D13).
@@ -77,180 +78,126 @@ impl Guest for VpmuArm {
 /// Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: the ID register
 /// says that there is no PMUv3, there are too many counters or rules, or no such policy.
 ///
-/// # Safety
-///
-/// See the crate's page. The functions of `host` may be called with its context until the PMU is
+/// The functions of `host` may be called with its context until the PMU is
 /// used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_init(
-    pmu: *mut VpmuArm,
-    config: *const VpmuArmConfig,
-    host: *const VpmuHost,
+pub extern "C" fn vpmu_arm_init(
+    pmu: Mut<'_, VpmuArm>,
+    config: Ref<'_, VpmuArmConfig>,
+    host: Ref<'_, VpmuHost>,
 ) -> VpmuStatus {
-    let (Some(config), Some(host)) = promised!((room::given(config), room::given(host))) else {
-        return VpmuStatus::Misuse;
-    };
-    let Some(host) = Host::new(host) else {
+    let (Some(config), Some(host)) = (config.get(), host.get().and_then(Host::new)) else {
         return VpmuStatus::Misuse;
     };
     let Some(config) = config.config() else {
         return VpmuStatus::Config;
     };
-    promised!(pmu::init(pmu, host, |pmu, host| {
+    pmu::init(pmu, host, |pmu, host| {
         let made = pmu.init(&config, host);
         made.map_or(VpmuStatus::Config, |()| VpmuStatus::Ok)
-    }))
+    })
 }
 
 /// Performs a trapped MRS or MSR (exception class 0x18) with this ISS, made at EL0 or EL1. A write
 /// takes `*value`, a read puts its result there.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_access(
-    pmu: *mut VpmuArm,
+pub extern "C" fn vpmu_arm_access(
+    pmu: Mut<'_, VpmuArm>,
     iss: u32,
     el0: bool,
-    value: *mut u64,
+    value: Mut<'_, u64>,
 ) -> VpmuOutcome {
-    promised!(pmu::access(pmu, iss, el0, value))
+    pmu::access(pmu, iss, el0, value)
 }
 
 /// The level of the guest's PMU interrupt. Ask after each other call: it is a level, not an edge.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_line(pmu: *mut VpmuArm) -> bool {
-    promised!(pmu::line(pmu))
+pub extern "C" fn vpmu_arm_line(pmu: Mut<'_, VpmuArm>) -> bool {
+    pmu::line(pmu)
 }
 
 /// The vCPU starts to run: what the guest has enabled counts again.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_load(pmu: *mut VpmuArm) -> VpmuStatus {
-    promised!(pmu::perform(pmu, EmulatedPmu::load))
+pub extern "C" fn vpmu_arm_load(pmu: Mut<'_, VpmuArm>) -> VpmuStatus {
+    pmu::perform(pmu, EmulatedPmu::load)
 }
 
 /// The vCPU stops running: nothing counts, and all that was counted is in the registers.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_put(pmu: *mut VpmuArm) -> VpmuStatus {
-    promised!(pmu::perform(pmu, EmulatedPmu::put))
+pub extern "C" fn vpmu_arm_put(pmu: Mut<'_, VpmuArm>) -> VpmuStatus {
+    pmu::perform(pmu, EmulatedPmu::put)
 }
 
 /// The vCPU is reset. No host counter is left.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
-    promised!(pmu::perform(pmu, EmulatedPmu::reset))
+pub extern "C" fn vpmu_arm_reset(pmu: Mut<'_, VpmuArm>) -> VpmuStatus {
+    pmu::perform(pmu, EmulatedPmu::reset)
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
 /// `length`. Nothing stops: the PMU can go on.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_save(
-    pmu: *mut VpmuArm,
-    buffer: *mut u8,
+pub extern "C" fn vpmu_arm_save(
+    pmu: Mut<'_, VpmuArm>,
+    buffer: Mut<'_, u8>,
     room: usize,
-    length: *mut usize,
+    length: Mut<'_, usize>,
 ) -> VpmuStatus {
-    promised!(pmu::save(pmu, buffer, room, length))
+    pmu::save(pmu, promised!(state::place(buffer, room, length)))
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_restore(
-    pmu: *mut VpmuArm,
-    buffer: *const u8,
+pub extern "C" fn vpmu_arm_restore(
+    pmu: Mut<'_, VpmuArm>,
+    buffer: Ref<'_, u8>,
     length: usize,
 ) -> VpmuStatus {
-    promised!(pmu::restore(pmu, buffer, length))
+    pmu::restore(pmu, promised!(state::source(buffer, length)))
 }
 
 /// Whether the level of the guest's PMU interrupt is another than when this was asked last; `*level` becomes the level.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_line_changed(pmu: *mut VpmuArm, level: *mut bool) -> bool {
-    let Some(level) = promised!(room::out(level)) else {
-        return false;
-    };
-    promised!(room::with(pmu, |held: &mut Held<EmulatedPmu, Host>| {
-        let changed = held.pmu.line_changed();
-        *level = held.pmu.line();
-        changed.is_some()
-    }))
+pub extern "C" fn vpmu_arm_line_changed(pmu: Mut<'_, VpmuArm>, level: Mut<'_, bool>) -> bool {
+    level.with(|level| {
+        room::with(pmu, |held| {
+            let changed = held.pmu.line_changed();
+            *level = held.pmu.line();
+            changed.is_some()
+        })
+    })
 }
 
 /// Changes which events the guest may count, from now on. `VPMU_STATUS_CONFIG`: there are too many rules.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_set_filter(
-    pmu: *mut VpmuArm,
-    filter: *const VpmuArmFilter,
+pub extern "C" fn vpmu_arm_set_filter(
+    pmu: Mut<'_, VpmuArm>,
+    filter: Ref<'_, VpmuArmFilter>,
 ) -> VpmuStatus {
-    promised!(pmu::set_filter(pmu, filter, EmulatedPmu::set_filter))
+    pmu::set_filter(pmu, filter, EmulatedPmu::set_filter)
 }
 
 /// The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask
 /// `vpmu_arm_line` next.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_overflow(
-    pmu: *mut VpmuArm,
-    counter: u8,
-    what: u32,
-) -> VpmuStatus {
+pub extern "C" fn vpmu_arm_overflow(pmu: Mut<'_, VpmuArm>, counter: u8, what: u32) -> VpmuStatus {
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    promised!(room::with(pmu, |held: &mut Held<EmulatedPmu, Host>| {
+    room::with(pmu, |held| {
         let counter = Counter::new(counter).filter(|&n| held.pmu.counter_state(n).is_some());
         let Some(counter) = counter else {
             return VpmuStatus::Misuse;
         };
         held.pmu.overflow(counter, report, &mut held.host);
         VpmuStatus::Ok
-    }))
+    })
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_counter_state(pmu: *mut VpmuArm, counter: u8) -> i32 {
-    promised!(room::with(pmu, |held: &mut Held<EmulatedPmu, Host>| {
+pub extern "C" fn vpmu_arm_counter_state(pmu: Mut<'_, VpmuArm>, counter: u8) -> i32 {
+    room::with(pmu, |held| {
         counter_state(Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter)))
-    }))
+    })
 }

@@ -9,7 +9,8 @@ use crate::filter::VpmuArmFilter;
 use crate::partition::{VpmuPartitionConfig, VpmuTraps};
 use crate::pmu::{self, Guest};
 use crate::registers::{Registers, VpmuRegisters};
-use crate::room::{self, Held, Room, promised};
+use crate::room::{self, Held, Mut, Ref, Room, promised};
+use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// Room for one vCPU's PMU that is emulated on the counters of the CPU.
@@ -33,25 +34,17 @@ impl Guest for VpmuBacked {
 /// what the CPU has. `VPMU_STATUS_CONFIG`: the guest would have more counters than there are physical ones for it, or as
 /// for `vpmu_arm_init` and `vpmu_partition_init`.
 ///
-/// # Safety
-///
-/// See the crate's page. The functions of `registers` may be called with its context until the PMU
+/// The functions of `registers` may be called with its context until the PMU
 /// is used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_init(
-    pmu: *mut VpmuBacked,
-    config: *const VpmuArmConfig,
-    cpu: *const VpmuPartitionConfig,
-    registers: *const VpmuRegisters,
+pub extern "C" fn vpmu_backed_init(
+    mut pmu: Mut<'_, VpmuBacked>,
+    config: Ref<'_, VpmuArmConfig>,
+    cpu: Ref<'_, VpmuPartitionConfig>,
+    registers: Ref<'_, VpmuRegisters>,
 ) -> VpmuStatus {
-    let (Some(config), Some(cpu), Some(registers)) = promised!((
-        room::given(config),
-        room::given(cpu),
-        room::given(registers)
-    )) else {
-        return VpmuStatus::Misuse;
-    };
-    let Some(registers) = Registers::new(registers) else {
+    let registers = registers.get().and_then(Registers::new);
+    let (Some(config), Some(cpu), Some(registers)) = (config.get(), cpu.get(), registers) else {
         return VpmuStatus::Misuse;
     };
     let config = config.config();
@@ -59,189 +52,132 @@ pub unsafe extern "C" fn vpmu_backed_init(
         return VpmuStatus::Config;
     };
     cpu.with_plan(&mut |plan| {
-        promised!(pmu::init(pmu, registers, |pmu, registers| {
+        pmu::init(pmu.again(), registers, |pmu, registers| {
             let made = pmu.init(config, plan, registers);
             made.map_or(VpmuStatus::Config, |()| VpmuStatus::Ok)
-        }))
+        })
     })
 }
 
 /// Performs a trapped MRS or MSR (exception class 0x18) with this ISS, made at EL0 or EL1. A write
 /// takes `*value`, a read puts its result there.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_access(
-    pmu: *mut VpmuBacked,
+pub extern "C" fn vpmu_backed_access(
+    pmu: Mut<'_, VpmuBacked>,
     iss: u32,
     el0: bool,
-    value: *mut u64,
+    value: Mut<'_, u64>,
 ) -> VpmuOutcome {
-    promised!(pmu::access(pmu, iss, el0, value))
+    pmu::access(pmu, iss, el0, value)
 }
 
 /// The level of the guest's PMU interrupt. Ask after each other call: it is a level, not an edge.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_line(pmu: *mut VpmuBacked) -> bool {
-    promised!(pmu::line(pmu))
+pub extern "C" fn vpmu_backed_line(pmu: Mut<'_, VpmuBacked>) -> bool {
+    pmu::line(pmu)
 }
 
 /// The vCPU starts to run on this CPU: what the guest has enabled counts again.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_load(pmu: *mut VpmuBacked) -> VpmuStatus {
-    promised!(pmu::perform(pmu, BackedPmu::load))
+pub extern "C" fn vpmu_backed_load(pmu: Mut<'_, VpmuBacked>) -> VpmuStatus {
+    pmu::perform(pmu, BackedPmu::load)
 }
 
 /// The vCPU stops running here: nothing of the guest's counts or interrupts, and all that was counted is in memory.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_put(pmu: *mut VpmuBacked) -> VpmuStatus {
-    promised!(pmu::perform(pmu, BackedPmu::put))
+pub extern "C" fn vpmu_backed_put(pmu: Mut<'_, VpmuBacked>) -> VpmuStatus {
+    pmu::perform(pmu, BackedPmu::put)
 }
 
 /// The vCPU is reset. No physical counter counts for it.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_reset(pmu: *mut VpmuBacked) -> VpmuStatus {
-    promised!(pmu::perform(pmu, BackedPmu::reset))
+pub extern "C" fn vpmu_backed_reset(pmu: Mut<'_, VpmuBacked>) -> VpmuStatus {
+    pmu::perform(pmu, BackedPmu::reset)
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
 /// `length`. Nothing stops: the PMU can go on.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_save(
-    pmu: *mut VpmuBacked,
-    buffer: *mut u8,
+pub extern "C" fn vpmu_backed_save(
+    pmu: Mut<'_, VpmuBacked>,
+    buffer: Mut<'_, u8>,
     room: usize,
-    length: *mut usize,
+    length: Mut<'_, usize>,
 ) -> VpmuStatus {
-    promised!(pmu::save(pmu, buffer, room, length))
+    pmu::save(pmu, promised!(state::place(buffer, room, length)))
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_restore(
-    pmu: *mut VpmuBacked,
-    buffer: *const u8,
+pub extern "C" fn vpmu_backed_restore(
+    pmu: Mut<'_, VpmuBacked>,
+    buffer: Ref<'_, u8>,
     length: usize,
 ) -> VpmuStatus {
-    promised!(pmu::restore(pmu, buffer, length))
+    pmu::restore(pmu, promised!(state::source(buffer, length)))
 }
 
 /// What the trap registers must hold when the guest is entered, the caller's own bits ORed in. Ask
 /// after each other call: it may have changed.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_traps(
-    pmu: *mut VpmuBacked,
-    traps: *mut VpmuTraps,
+pub extern "C" fn vpmu_backed_traps(
+    pmu: Mut<'_, VpmuBacked>,
+    traps: Mut<'_, VpmuTraps>,
 ) -> VpmuStatus {
-    let Some(traps) = promised!(room::out(traps)) else {
-        return VpmuStatus::Misuse;
-    };
-    promised!(pmu::perform(pmu, |pmu, _| *traps = pmu.trap_registers().into()))
+    traps.with(|traps| pmu::perform(pmu, |pmu, _| *traps = pmu.trap_registers().into()))
 }
 
 /// Goes on with the plan of another CPU, before the first load there, and after a put. `VPMU_STATUS_CONFIG`: that CPU cannot
 /// be divided so. `VPMU_STATUS_STATE`: the guest would notice, or the PMU is loaded; nothing has changed.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_migrate(
-    pmu: *mut VpmuBacked,
-    config: *const VpmuPartitionConfig,
+pub extern "C" fn vpmu_backed_migrate(
+    mut pmu: Mut<'_, VpmuBacked>,
+    config: Ref<'_, VpmuPartitionConfig>,
 ) -> VpmuStatus {
-    let Some(config) = promised!(room::given(config)) else {
-        return VpmuStatus::Misuse;
-    };
-    config.with_plan(&mut |plan| {
-        promised!(room::with(pmu, |held: &mut Held<BackedPmu, Registers>| {
-            VpmuStatus::of_restore(held.pmu.migrate(*plan))
-        }))
+    config.with(|config| {
+        config.with_plan(&mut |plan| {
+            room::with(pmu.again(), |held| {
+                VpmuStatus::of_restore(held.pmu.migrate(*plan))
+            })
+        })
     })
 }
 
 /// The physical PMU interrupt has come. Lowers the part of it that is the guest's, whose level is `vpmu_backed_line` then. End
 /// the physical interrupt afterwards.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_overflow(pmu: *mut VpmuBacked) -> VpmuStatus {
-    promised!(pmu::perform(pmu, |pmu, registers| {
+pub extern "C" fn vpmu_backed_overflow(pmu: Mut<'_, VpmuBacked>) -> VpmuStatus {
+    pmu::perform(pmu, |pmu, registers| {
         pmu.overflow(registers);
-    }))
+    })
 }
 
 /// Whether the level of the guest's PMU interrupt is another than when this was asked last; `*level` becomes the level.
 /// To be asked after each other call: the virtual interrupt is to be changed only then.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_line_changed(pmu: *mut VpmuBacked, level: *mut bool) -> bool {
-    let Some(level) = promised!(room::out(level)) else {
-        return false;
-    };
-    promised!(room::with(pmu, |held: &mut Held<BackedPmu, Registers>| {
-        let changed = held.pmu.line_changed();
-        *level = held.pmu.line();
-        changed.is_some()
-    }))
+pub extern "C" fn vpmu_backed_line_changed(pmu: Mut<'_, VpmuBacked>, level: Mut<'_, bool>) -> bool {
+    level.with(|level| {
+        room::with(pmu, |held| {
+            let changed = held.pmu.line_changed();
+            *level = held.pmu.line();
+            changed.is_some()
+        })
+    })
 }
 
 /// Changes which events the guest may count, from now on. `VPMU_STATUS_CONFIG`: there are too many rules.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_set_filter(
-    pmu: *mut VpmuBacked,
-    filter: *const VpmuArmFilter,
+pub extern "C" fn vpmu_backed_set_filter(
+    pmu: Mut<'_, VpmuBacked>,
+    filter: Ref<'_, VpmuArmFilter>,
 ) -> VpmuStatus {
-    promised!(pmu::set_filter(pmu, filter, BackedPmu::set_filter))
+    pmu::set_filter(pmu, filter, BackedPmu::set_filter)
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_backed_counter_state(pmu: *mut VpmuBacked, counter: u8) -> i32 {
-    promised!(room::with(pmu, |held: &mut Held<BackedPmu, Registers>| {
+pub extern "C" fn vpmu_backed_counter_state(pmu: Mut<'_, VpmuBacked>, counter: u8) -> i32 {
+    room::with(pmu, |held| {
         counter_state(Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter)))
-    }))
+    })
 }

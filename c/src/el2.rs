@@ -14,7 +14,7 @@ use crate::partition::{VPMU_ISOLATES_HCCD, VPMU_ISOLATES_HPMD, VPMU_ISOLATES_PAR
 use crate::partition::{VpmuPartition, VpmuPartitionConfig, VpmuTraps};
 use crate::pmu::{Guest, Pmu};
 use crate::registers::{VpmuRegisters, decode};
-use crate::room::{self, promised};
+use crate::room::{self, Mut, Ref, promised};
 use crate::status::VpmuStatus;
 
 /// The registers of a vCPU that has left its guest.
@@ -30,17 +30,13 @@ pub struct VpmuEl2Vcpu {
 }
 
 /// As [`VpmuEl2Vcpu`], for who calls from Rust.
-///
-/// # Safety
-///
-/// As for the exported functions.
-unsafe fn vcpu<'a>(given: *const VpmuEl2Vcpu) -> Option<Vcpu<'a>> {
-    let given: &VpmuEl2Vcpu = promised!(room::given(given))?;
-    let x = promised!(room::slice_mut(given.x, 31, 31))?;
+fn vcpu<'a>(given: Ref<'a, VpmuEl2Vcpu>) -> Option<Vcpu<'a>> {
+    let given = given.get()?;
+    let x = promised!(Mut::of(given.x).slice(31, 31))?;
     Some(Vcpu {
         x: x.try_into().ok()?,
-        pc: promised!(room::out(given.pc))?,
-        pstate: promised!(room::out(given.pstate))?,
+        pc: promised!(Mut::of(given.pc)).get()?,
+        pstate: promised!(Mut::of(given.pstate)).get()?,
     })
 }
 
@@ -55,40 +51,30 @@ unsafe extern "C" fn write(_: *mut c_void, iss: u32, value: u64) {
 }
 
 /// Fills `registers` with functions that access the registers of the CPU that executes them.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_registers(registers: *mut VpmuRegisters) -> VpmuStatus {
-    let Some(registers) = promised!(room::out(registers)) else {
-        return VpmuStatus::Misuse;
-    };
-    *registers = VpmuRegisters {
-        context: core::ptr::null_mut(),
-        read: Some(read),
-        write: Some(write),
-    };
-    VpmuStatus::Ok
+pub extern "C" fn vpmu_el2_registers(registers: Mut<'_, VpmuRegisters>) -> VpmuStatus {
+    registers.with(|registers| {
+        *registers = VpmuRegisters {
+            context: core::ptr::null_mut(),
+            read: Some(read),
+            write: Some(write),
+        };
+        VpmuStatus::Ok
+    })
 }
 
 /// Fills `config` with what this CPU has: `host_counters` of its counters are to be the host's, nothing of its isolation is
 /// proven, and all events are allowed. `cpus` are the affinities (MPIDR_EL1) of the `count` CPUs of the machine.
 /// `VPMU_STATUS_CONFIG`: there is no PMUv3.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_config(
-    config: *mut VpmuPartitionConfig,
+pub extern "C" fn vpmu_el2_config(
+    config: Mut<'_, VpmuPartitionConfig>,
     host_counters: u8,
-    cpus: *const u64,
+    cpus: Ref<'_, u64>,
     count: usize,
 ) -> VpmuStatus {
     const MOST: usize = 1 << 16;
-    let (Some(config), Some(cpus)) = promised!((room::out(config), room::slice(cpus, count, MOST)))
-    else {
+    let (Some(config), Some(cpus)) = (config.get(), promised!(cpus.slice(count, MOST))) else {
         return VpmuStatus::Misuse;
     };
     let Some(features) = vpmu_el2::features(cpus.iter().copied()) else {
@@ -110,13 +96,9 @@ pub unsafe extern "C" fn vpmu_el2_config(
 /// Attacks the PMU of this CPU from EL1, EL0 and AArch32, and sets `config->isolation` to what it keeps. Before a guest runs
 /// here, on each CPU: it also stops all counters. MDCR_EL2, HDFGRTR_EL2 and HDFGWTR_EL2 are to be written afterwards, the
 /// hypervisor's own bits included.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_probe(config: *mut VpmuPartitionConfig) -> VpmuStatus {
-    let Some(config) = promised!(room::out(config)) else {
+pub extern "C" fn vpmu_el2_probe(config: Mut<'_, VpmuPartitionConfig>) -> VpmuStatus {
+    let Some(config) = config.get() else {
         return VpmuStatus::Misuse;
     };
     let (dfr0, mmfr0) = (config.id_aa64dfr0, config.id_aa64mmfr0);
@@ -132,16 +114,12 @@ pub unsafe extern "C" fn vpmu_el2_probe(config: *mut VpmuPartitionConfig) -> Vpm
 }
 
 /// Fills `told` with the emulated PMU that is this CPU's own, for `vpmu_backed_init`: the fewest accesses of such a PMU trap.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_backed_config(
-    told: *mut VpmuArmConfig,
-    cpu: *const VpmuPartitionConfig,
+pub extern "C" fn vpmu_el2_backed_config(
+    told: Mut<'_, VpmuArmConfig>,
+    cpu: Ref<'_, VpmuPartitionConfig>,
 ) -> VpmuStatus {
-    let (Some(told), Some(cpu)) = promised!((room::out(told), room::given(cpu))) else {
+    let (Some(told), Some(cpu)) = (told.get(), cpu.get()) else {
         return VpmuStatus::Misuse;
     };
     let Some(config) = vpmu_el2::partition_config(cpu.host_counters, []) else {
@@ -171,16 +149,12 @@ pub unsafe extern "C" fn vpmu_el2_backed_config(
 }
 
 /// Writes MDCR_EL2 and, where they exist, HDFGRTR_EL2 and HDFGWTR_EL2: what the PMU wants, and the hypervisor's own bits.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_set_traps(
-    pmu: *const VpmuTraps,
-    own: *const VpmuTraps,
+pub extern "C" fn vpmu_el2_set_traps(
+    pmu: Ref<'_, VpmuTraps>,
+    own: Ref<'_, VpmuTraps>,
 ) -> VpmuStatus {
-    let (Some(pmu), Some(own)) = promised!((room::given(pmu), room::given(own))) else {
+    let (Some(pmu), Some(own)) = (pmu.get(), own.get()) else {
         return VpmuStatus::Misuse;
     };
     let registers = |traps: &VpmuTraps| TrapRegisters {
@@ -199,13 +173,9 @@ pub unsafe extern "C" fn vpmu_el2_set_traps(
 }
 
 /// Gives the guest a synchronous exception with this ESR_EL1, as the processor would.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_inject(esr: u64, vcpu: *const VpmuEl2Vcpu) -> VpmuStatus {
-    let Some(vcpu) = promised!(self::vcpu(vcpu)) else {
+pub extern "C" fn vpmu_el2_inject(esr: u64, vcpu: Ref<'_, VpmuEl2Vcpu>) -> VpmuStatus {
+    let Some(vcpu) = self::vcpu(vcpu) else {
         return VpmuStatus::Misuse;
     };
     vpmu_el2::inject(esr, vcpu);
@@ -214,33 +184,25 @@ pub unsafe extern "C" fn vpmu_el2_inject(esr: u64, vcpu: *const VpmuEl2Vcpu) -> 
 
 /// Serves a trapped access with this ESR_EL2 in full, in AArch64 or AArch32: the guest goes on behind it, or with an
 /// exception. `false`: it is no access of a PMU register, and nothing has changed.
-///
-/// # Safety
-///
-/// As for the exported functions.
-unsafe fn exit<G: Guest>(pmu: *mut G, esr: u64, given: *const VpmuEl2Vcpu) -> bool {
+fn exit<G: Guest>(pmu: Mut<'_, G>, esr: u64, given: Ref<'_, VpmuEl2Vcpu>) -> bool {
     let act = |held: &mut G::Value| {
         let mut serve = |register: Register, level: ExceptionLevel, written: Option<u64>| {
             held.pmu.access(register, level, written, &mut held.host)
         };
-        promised!(complete(esr, given, &mut serve))
+        complete(esr, given, &mut serve)
     };
-    promised!(room::with(pmu, act))
+    room::with(pmu, act)
 }
 
 /// Has `serve` perform the access, and completes it for the guest.
-///
-/// # Safety
-///
-/// As for the exported functions.
 // One for all PMUs, to save a hypervisor a kilobyte for the second.
 #[inline(never)]
-unsafe fn complete(
+fn complete(
     esr: u64,
-    given: *const VpmuEl2Vcpu,
+    given: Ref<'_, VpmuEl2Vcpu>,
     serve: &mut dyn FnMut(Register, ExceptionLevel, Option<u64>) -> Outcome,
 ) -> bool {
-    let (Some(access), Some(vcpu)) = (Access::decode(esr), promised!(vcpu(given))) else {
+    let (Some(access), Some(vcpu)) = (Access::decode(esr), vcpu(given)) else {
         return false;
     };
     let for_access = Vcpu {
@@ -256,30 +218,22 @@ unsafe fn complete(
 
 /// Serves a trapped access of the partitioned PMU with this ESR_EL2 in full, in AArch64 or AArch32: the guest goes on behind
 /// it, or with an exception. `false`: it is no access of a PMU register, and nothing has changed.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_partition_exit(
-    pmu: *mut VpmuPartition,
+pub extern "C" fn vpmu_el2_partition_exit(
+    pmu: Mut<'_, VpmuPartition>,
     esr: u64,
-    vcpu: *const VpmuEl2Vcpu,
+    vcpu: Ref<'_, VpmuEl2Vcpu>,
 ) -> bool {
-    promised!(exit(pmu, esr, vcpu))
+    exit(pmu, esr, vcpu)
 }
 
 /// Serves a trapped access of the PMU that is emulated on the counters of the CPU, as `vpmu_el2_partition_exit` does. The
 /// level of the interrupt may have changed.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_el2_backed_exit(
-    pmu: *mut VpmuBacked,
+pub extern "C" fn vpmu_el2_backed_exit(
+    pmu: Mut<'_, VpmuBacked>,
     esr: u64,
-    vcpu: *const VpmuEl2Vcpu,
+    vcpu: Ref<'_, VpmuEl2Vcpu>,
 ) -> bool {
-    promised!(exit(pmu, esr, vcpu))
+    exit(pmu, esr, vcpu)
 }

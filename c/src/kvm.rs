@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vpmu_kvm::{AfterRun, Backing, Counter, Deadline, Exit, Kick, Rdpmc, Vcpu};
 
 use crate::counter::counter_state;
-use crate::room::{self, promised};
+use crate::room::{Mut, Ref, promised};
 use crate::state::{self, Saved};
 use crate::status::{VpmuOutcome, VpmuStatus};
 use handle::{Table, damaged, failed, misuse, refused, status, unsuitable};
@@ -126,21 +126,17 @@ pub extern "C" fn vpmu_kvm_publish() -> VpmuStatus {
 /// Makes the offered parts of a vCPU, out of reset, and puts them into `*pmu`. Give them back by `vpmu_kvm_detach`. The
 /// descriptors stay the caller's. Before the seccomp filter, on any thread. With a PMU, installs a handler of the
 /// overflows' signal, and of SIGIO unless there is one.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_attach(
+pub extern "C" fn vpmu_kvm_attach(
     vm: *const VpmuKvmVm,
     vm_fd: c_int,
     vcpu_fd: c_int,
-    pmu: *mut *mut VpmuKvm,
+    pmu: Mut<'_, *mut VpmuKvm>,
 ) -> VpmuStatus {
     let Ok(vm) = VMS.find(vm) else {
         return VpmuStatus::Misuse;
     };
-    let Some(pmu) = promised!(room::out(pmu)) else {
+    let Some(pmu) = pmu.get() else {
         return misuse("a place for the PMU, at an address that is a multiple of 8");
     };
     let memory = Arc::clone(&vm.memory);
@@ -209,13 +205,9 @@ pub extern "C" fn vpmu_kvm_before_run(pmu: *mut VpmuKvm) -> VpmuStatus {
 
 /// Completes the exit if it is one of the parts', and puts one of `VPMU_KVM_COMPLETED`, `_KICKED` and `_YOURS` into `*what`.
 /// On the vCPU's thread, right after each KVM_RUN, however it ended.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, what: *mut u32) -> VpmuStatus {
-    let Some(what) = promised!(room::out(what)) else {
+pub extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, what: Mut<'_, u32>) -> VpmuStatus {
+    let Some(what) = what.get() else {
         return misuse("a place for what it was, at an address that is a multiple of 4");
     };
     with(pmu, |vcpu| match vcpu.after_run() {
@@ -236,23 +228,20 @@ pub unsafe extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, what: *mut u32) -
 /// them. The PMU can go on. First complete the last exit: a KVM_RUN with `immediate_exit`, between `vpmu_kvm_before_run` and
 /// `_after_run`. The vCPU's thread still lives, or has called
 /// `vpmu_kvm_release_thread`.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_save(
+pub extern "C" fn vpmu_kvm_save(
     pmu: *mut VpmuKvm,
-    buffer: *mut u8,
+    buffer: Mut<'_, u8>,
     room: usize,
-    length: *mut usize,
+    length: Mut<'_, usize>,
 ) -> VpmuStatus {
+    let place = promised!(state::place(buffer, room, length));
     PMUS.with(pmu, |attached| {
         let saved = || -> Saved {
             let places = attached.rdpmc.as_ref().map(|rdpmc| rdpmc.save());
             (attached.vcpu().save(), places)
         };
-        match promised!(state::save(saved, buffer, room, length)) {
+        match state::save(saved, place) {
             VpmuStatus::Misuse => misuse(
                 "a buffer, and a place for its length, at an address that is a multiple of 8",
             ),
@@ -263,20 +252,16 @@ pub unsafe extern "C" fn vpmu_kvm_save(
 
 /// Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written, after the guest's memory, TSC and local
 /// APIC have been restored. Open its VM with these bytes (`saved` of `struct vpmu_kvm_options`).
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_restore(
+pub extern "C" fn vpmu_kvm_restore(
     pmu: *mut VpmuKvm,
-    buffer: *const u8,
+    buffer: Ref<'_, u8>,
     length: usize,
 ) -> VpmuStatus {
     if buffer.is_null() {
         return misuse("the saved bytes");
     }
-    let saved: Option<Saved> = promised!(state::read(buffer, length));
+    let saved: Option<Saved> = state::read(promised!(state::source(buffer, length)));
     let Some((vcpu, places)) = saved else {
         return damaged();
     };
@@ -312,17 +297,13 @@ pub extern "C" fn vpmu_kvm_reset(pmu: *mut VpmuKvm) -> VpmuStatus {
 
 /// Reads one of the parts' MSRs into `*value`, as KVM_GET_MSRS would. `VPMU_OUTCOME_NOT_HANDLED`: the parts have no such
 /// register, or it cannot be read.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_get_msr(
+pub extern "C" fn vpmu_kvm_get_msr(
     pmu: *mut VpmuKvm,
     index: u32,
-    value: *mut u64,
+    value: Mut<'_, u64>,
 ) -> VpmuOutcome {
-    let (Some(value), Ok(attached)) = (promised!(room::out(value)), PMUS.find(pmu)) else {
+    let (Some(value), Ok(attached)) = (value.get(), PMUS.find(pmu)) else {
         return VpmuOutcome::Misuse;
     };
     match attached.vcpu().msr(index) {
@@ -368,18 +349,14 @@ pub extern "C" fn vpmu_kvm_wake_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
 
 /// Writes what the vCPU has cost until now to `*statistics`, whose `size` says how large the struct is. Any thread may
 /// call this.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_statistics(
+pub extern "C" fn vpmu_kvm_statistics(
     pmu: *mut VpmuKvm,
-    statistics: *mut VpmuKvmStatistics,
+    statistics: Mut<'_, VpmuKvmStatistics>,
 ) -> VpmuStatus {
     let size = size_of::<VpmuKvmStatistics>();
-    let is_ours = promised!(room::size(statistics)) == Some(size);
-    let out = is_ours.then(|| promised!(room::out(statistics)));
+    let is_ours = statistics.size() == Some(size);
+    let out = is_ours.then(|| statistics.get());
     let Some(out) = out.flatten() else {
         return misuse(
             "statistics.size is not sizeof(struct vpmu_kvm_statistics) of this library's header",

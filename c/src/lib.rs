@@ -9,9 +9,9 @@
 //!
 //! # Safety
 //!
-//! A function that takes a pointer is unsafe in Rust's sense, for one reason that C programs know. The caller promises: a
-//! pointer is null or points to what its type says, of the length that is stated with it, and nobody else uses that memory
-//! during the call. A null or misaligned pointer, a length beyond any sense, or room that no `vpmu_*_init` has filled is
+//! The caller promises what C programs know: a pointer is null or points to what its type says, of the length that is stated
+//! with it, and nobody else uses that memory during the call. C alone makes the [`Ref`]s and [`Mut`]s that are the functions'
+//! pointers, so that Rust's compiler need not ask for the promise. A null or misaligned pointer, a length beyond any sense, or room that no `vpmu_*_init` has filled is
 //! answered with `VPMU_STATUS_MISUSE`, and nothing happens. Handles of `vpmu_kvm_*` are numbers: a stale one is refused.
 //!
 //! UNSAFETY: C hands over raw pointers and functions.
@@ -63,6 +63,7 @@ pub use kvm::*;
 pub use partition::*;
 #[cfg(feature = "arm")]
 pub use registers::VpmuRegisters;
+pub use room::{Mut, Ref};
 pub use state::VPMU_STATE_SIZE;
 pub use status::*;
 pub use version::*;

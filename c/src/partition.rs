@@ -7,7 +7,8 @@ use vpmu::arm::partition::{
 use crate::filter::VpmuArmFilter;
 use crate::pmu::{self, Guest};
 use crate::registers::{Registers, VpmuRegisters};
-use crate::room::{self, Held, Room, promised};
+use crate::room::{self, Held, Mut, Ref, Room, promised};
+use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// `isolation`: MDCR_EL2.HPMN divides the counters. Nothing below EL2 sees or changes those of the host. Matters only where
@@ -127,211 +128,150 @@ impl VpmuPartitionConfig {
 /// Makes a PMU out of reset in `pmu`, not loaded. `VPMU_STATUS_CONFIG`: the CPU cannot be divided
 /// so, has no PMUv3, or there are too many rules.
 ///
-/// # Safety
-///
-/// See the crate's page. The functions of `registers` may be called with its context until the PMU
+/// The functions of `registers` may be called with its context until the PMU
 /// is used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_init(
-    pmu: *mut VpmuPartition,
-    config: *const VpmuPartitionConfig,
-    registers: *const VpmuRegisters,
+pub extern "C" fn vpmu_partition_init(
+    mut pmu: Mut<'_, VpmuPartition>,
+    config: Ref<'_, VpmuPartitionConfig>,
+    registers: Ref<'_, VpmuRegisters>,
 ) -> VpmuStatus {
-    let (Some(config), Some(registers)) = promised!((room::given(config), room::given(registers)))
-    else {
-        return VpmuStatus::Misuse;
-    };
-    let Some(registers) = Registers::new(registers) else {
+    let registers = registers.get().and_then(Registers::new);
+    let (Some(config), Some(registers)) = (config.get(), registers) else {
         return VpmuStatus::Misuse;
     };
     config.with_plan(&mut |plan| {
-        promised!(pmu::init(pmu, registers, |pmu, registers| {
+        pmu::init(pmu.again(), registers, |pmu, registers| {
             pmu.init(plan, registers);
             VpmuStatus::Ok
-        }))
+        })
     })
 }
 
 /// Performs a trapped MRS or MSR (exception class 0x18) with this ISS, made at EL0 or EL1. A write
 /// takes `*value`, a read puts its result there. AArch32 accesses of EL0 (exception classes 0x03 and
 /// 0x04) are the caller's to translate to the AArch64 register's ISS.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_access(
-    pmu: *mut VpmuPartition,
+pub extern "C" fn vpmu_partition_access(
+    pmu: Mut<'_, VpmuPartition>,
     iss: u32,
     el0: bool,
-    value: *mut u64,
+    value: Mut<'_, u64>,
 ) -> VpmuOutcome {
-    promised!(pmu::access(pmu, iss, el0, value))
+    pmu::access(pmu, iss, el0, value)
 }
 
 /// The level of the guest's PMU interrupt, wherever its registers are.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
-    promised!(pmu::line(pmu))
+pub extern "C" fn vpmu_partition_line(pmu: Mut<'_, VpmuPartition>) -> bool {
+    pmu::line(pmu)
 }
 
 /// The guest is about to run on this CPU, whose MDCR_EL2.HPMN is that of `vpmu_partition_traps`. Load and put on the same
 /// CPU, with an ISB between a write of MDCR_EL2 and either.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuStatus {
-    promised!(pmu::perform(pmu, PartitionedPmu::load))
+pub extern "C" fn vpmu_partition_load(pmu: Mut<'_, VpmuPartition>) -> VpmuStatus {
+    pmu::perform(pmu, PartitionedPmu::load)
 }
 
 /// The guest no longer runs on this CPU. Its counters stop and are in memory.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_put(pmu: *mut VpmuPartition) -> VpmuStatus {
-    promised!(pmu::perform(pmu, PartitionedPmu::put))
+pub extern "C" fn vpmu_partition_put(pmu: Mut<'_, VpmuPartition>) -> VpmuStatus {
+    pmu::perform(pmu, PartitionedPmu::put)
 }
 
 /// The vCPU is reset. A loaded PMU is put first.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_reset(pmu: *mut VpmuPartition) -> VpmuStatus {
-    promised!(pmu::perform(pmu, PartitionedPmu::reset))
+pub extern "C" fn vpmu_partition_reset(pmu: Mut<'_, VpmuPartition>) -> VpmuStatus {
+    pmu::perform(pmu, PartitionedPmu::reset)
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
 /// `length`. A loaded PMU is put first.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_save(
-    pmu: *mut VpmuPartition,
-    buffer: *mut u8,
+pub extern "C" fn vpmu_partition_save(
+    pmu: Mut<'_, VpmuPartition>,
+    buffer: Mut<'_, u8>,
     room: usize,
-    length: *mut usize,
+    length: Mut<'_, usize>,
 ) -> VpmuStatus {
-    promised!(pmu::save(pmu, buffer, room, length))
+    pmu::save(pmu, promised!(state::place(buffer, room, length)))
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written. A loaded PMU is put first.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_restore(
-    pmu: *mut VpmuPartition,
-    buffer: *const u8,
+pub extern "C" fn vpmu_partition_restore(
+    pmu: Mut<'_, VpmuPartition>,
+    buffer: Ref<'_, u8>,
     length: usize,
 ) -> VpmuStatus {
-    promised!(pmu::restore(pmu, buffer, length))
+    pmu::restore(pmu, promised!(state::source(buffer, length)))
 }
 
 /// What the trap registers must hold when the guest is entered, the caller's own bits ORed in. Ask
 /// after each other call: it may have changed.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_traps(
-    pmu: *mut VpmuPartition,
-    traps: *mut VpmuTraps,
+pub extern "C" fn vpmu_partition_traps(
+    pmu: Mut<'_, VpmuPartition>,
+    traps: Mut<'_, VpmuTraps>,
 ) -> VpmuStatus {
-    let Some(traps) = promised!(room::out(traps)) else {
-        return VpmuStatus::Misuse;
-    };
-    promised!(pmu::perform(pmu, |pmu, _| *traps = pmu.trap_registers().into()))
+    traps.with(|traps| pmu::perform(pmu, |pmu, _| *traps = pmu.trap_registers().into()))
 }
 
 /// Goes on with the plan of another CPU, before the first load there, and after a put. `VPMU_STATUS_CONFIG`: that CPU cannot
 /// be divided so. `VPMU_STATUS_STATE`: the guest would notice, or the PMU is loaded; nothing has changed.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_migrate(
-    pmu: *mut VpmuPartition,
-    config: *const VpmuPartitionConfig,
+pub extern "C" fn vpmu_partition_migrate(
+    mut pmu: Mut<'_, VpmuPartition>,
+    config: Ref<'_, VpmuPartitionConfig>,
 ) -> VpmuStatus {
-    let Some(config) = promised!(room::given(config)) else {
-        return VpmuStatus::Misuse;
-    };
-    config.with_plan(&mut |plan| {
-        promised!(room::with(
-            pmu,
-            |held: &mut Held<PartitionedPmu, Registers>| {
+    config.with(|config| {
+        config.with_plan(&mut |plan| {
+            room::with(pmu.again(), |held| {
                 VpmuStatus::of_restore(held.pmu.migrate(*plan))
-            }
-        ))
+            })
+        })
     })
 }
 
 /// The guest has been left. To be called first at each exit where `acts_at_exit` is not 0: this is what keeps the guest's
 /// counters from counting at EL2 where MDCR_EL2 does not.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_exited(pmu: *mut VpmuPartition) -> VpmuStatus {
-    promised!(pmu::perform(pmu, PartitionedPmu::exited))
+pub extern "C" fn vpmu_partition_exited(pmu: Mut<'_, VpmuPartition>) -> VpmuStatus {
+    pmu::perform(pmu, PartitionedPmu::exited)
 }
 
 /// Tells whose a physical PMU interrupt is: `guest` becomes whether the guest's line is high, `host`
 /// the host's counters that overflowed, whose overflow bits are cleared.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_overflow(
-    pmu: *mut VpmuPartition,
-    guest: *mut bool,
-    host: *mut u32,
+pub extern "C" fn vpmu_partition_overflow(
+    pmu: Mut<'_, VpmuPartition>,
+    guest: Mut<'_, bool>,
+    host: Mut<'_, u32>,
 ) -> VpmuStatus {
-    let (Some(guest), Some(host)) = promised!((room::out(guest), room::out(host))) else {
+    let (Some(guest), Some(host)) = (guest.get(), host.get()) else {
         return VpmuStatus::Misuse;
     };
-    promised!(pmu::perform(pmu, |pmu, registers| {
+    pmu::perform(pmu, |pmu, registers| {
         let split = pmu.overflow(registers);
         *guest = split.guest;
         *host = split.host.bits();
-    }))
+    })
 }
 
 /// As `vpmu_partition_load`, right after `left`, the PMU of another guest, was put on this CPU. Writes only the registers that
 /// `left` had otherwise. Nothing may have accessed PMU registers of guests since. `VPMU_STATUS_MISUSE`: also where `left` is
 /// `pmu` itself.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_load_after(
-    pmu: *mut VpmuPartition,
-    left: *mut VpmuPartition,
+pub extern "C" fn vpmu_partition_load_after(
+    pmu: Mut<'_, VpmuPartition>,
+    left: Mut<'_, VpmuPartition>,
 ) -> VpmuStatus {
     // Two references to one PMU must not be.
-    if core::ptr::eq(pmu, left) {
+    if pmu.is(&left) {
         return VpmuStatus::Misuse;
     }
-    let Some(left) = promised!(room::value(left)) else {
-        return VpmuStatus::Misuse;
-    };
-    promised!(pmu::perform(pmu, |pmu, registers| pmu.load_after(&left.pmu, registers)))
+    room::with(left, |left| {
+        pmu::perform(pmu, |pmu, registers| pmu.load_after(&left.pmu, registers))
+    })
 }

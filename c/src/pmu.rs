@@ -9,8 +9,8 @@ use vpmu::arm::{
 use crate::filter::VpmuArmFilter;
 use crate::host::Host;
 use crate::registers::{Registers, decode};
-use crate::room::{self, Held, Room, promised};
-use crate::state;
+use crate::room::{self, Held, Mut, Ref, Room};
+use crate::state::{self, Place, Source};
 use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// What each of the PMUs does over an `H`.
@@ -92,12 +92,8 @@ pub(crate) trait Guest: Room<Value = Held<Self::Pmu, Self::Host>> {
 }
 
 /// Makes a PMU out of reset over `host`, by `make`.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn init<G: Guest>(
-    pmu: *mut G,
+pub(crate) fn init<G: Guest>(
+    pmu: Mut<'_, G>,
     host: G::Host,
     make: impl FnOnce(&mut G::Pmu, &mut G::Host) -> VpmuStatus,
 ) -> VpmuStatus {
@@ -108,28 +104,24 @@ pub(crate) unsafe fn init<G: Guest>(
             (&raw mut (*at).host).write(host);
         }
     };
-    promised!(room::init(pmu, vacant, |held| {
+    room::init(pmu, vacant, |held| {
         // A PMU that was here is reached as before, also where the new one cannot be made.
         let status = make(&mut held.pmu, &mut held.host);
         if status == VpmuStatus::Ok {
             held.host = host;
         }
         status
-    }))
+    })
 }
 
 /// Performs a trapped access.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn access<G: Guest>(
-    pmu: *mut G,
+pub(crate) fn access<G: Guest>(
+    pmu: Mut<'_, G>,
     iss: u32,
     el0: bool,
-    value: *mut u64,
+    value: Mut<'_, u64>,
 ) -> VpmuOutcome {
-    let Some(value) = promised!(room::out(value)) else {
+    let Some(value) = value.get() else {
         return VpmuOutcome::Misuse;
     };
     let level = if el0 {
@@ -137,100 +129,68 @@ pub(crate) unsafe fn access<G: Guest>(
     } else {
         ExceptionLevel::El1
     };
-    promised!(room::with(pmu, |Held { pmu, host }: &mut G::Value| {
+    room::with(pmu, |Held { pmu, host }: &mut G::Value| {
         let outcome = match decode(iss) {
             None => Outcome::NotHandled,
             Some((register, write)) => pmu.access(register, level, write.then_some(*value), host),
         };
         VpmuOutcome::of_arm(outcome, value)
-    }))
+    })
 }
 
 /// The level of the guest's interrupt.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn line<G: Guest>(pmu: *mut G) -> bool {
-    promised!(room::with(pmu, |held: &mut G::Value| held
-        .pmu
-        .line(&mut held.host)))
+pub(crate) fn line<G: Guest>(pmu: Mut<'_, G>) -> bool {
+    room::with(pmu, |held: &mut G::Value| held.pmu.line(&mut held.host))
 }
 
 /// Performs what cannot fail.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn perform<G: Guest>(
-    pmu: *mut G,
+pub(crate) fn perform<G: Guest>(
+    pmu: Mut<'_, G>,
     act: impl FnOnce(&mut G::Pmu, &mut G::Host),
 ) -> VpmuStatus {
-    promised!(room::perform(pmu, |held: &mut G::Value| act(
-        &mut held.pmu,
-        &mut held.host
-    )))
+    room::perform(pmu, |held: &mut G::Value| {
+        act(&mut held.pmu, &mut held.host);
+    })
 }
 
-/// Saves to bytes.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn save<G: Guest>(
-    pmu: *mut G,
-    buffer: *mut u8,
-    room: usize,
-    length: *mut usize,
-) -> VpmuStatus {
-    let Some(place) = promised!(state::place(buffer, room, length)) else {
+/// Saves to `place`.
+pub(crate) fn save<G: Guest>(pmu: Mut<'_, G>, place: Option<Place<'_>>) -> VpmuStatus {
+    let Some(place) = place else {
         return VpmuStatus::Misuse;
     };
-    promised!(room::with(pmu, |held: &mut G::Value| {
+    room::with(pmu, |held: &mut G::Value| {
         let mut state = PmuState::reset(PmuVersion::V3, 0);
         held.pmu.save_into(&mut state, &mut held.host);
         place.put(&mut state)
-    }))
+    })
 }
 
-/// Goes on from saved bytes.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn restore<G: Guest>(
-    pmu: *mut G,
-    buffer: *const u8,
-    length: usize,
-) -> VpmuStatus {
-    promised!(room::with(pmu, |held: &mut G::Value| {
+/// Goes on from `source`.
+pub(crate) fn restore<G: Guest>(pmu: Mut<'_, G>, source: Source<'_>) -> VpmuStatus {
+    room::with(pmu, |held: &mut G::Value| {
         // Around the state's time on the stack, not within it: these two go deepest.
         let runs = held.pmu.stop(&mut held.host);
-        let status = state::restore(buffer, length, |state: &PmuState| {
+        let status = state::restore(source, |state: &PmuState| {
             VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
         });
         if runs {
             held.pmu.start(&mut held.host);
         }
         status
-    }))
+    })
 }
 
 /// Sets another event filter by `set`.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn set_filter<G: Guest>(
-    pmu: *mut G,
-    filter: *const VpmuArmFilter,
+pub(crate) fn set_filter<G: Guest>(
+    pmu: Mut<'_, G>,
+    filter: Ref<'_, VpmuArmFilter>,
     set: impl FnOnce(&mut G::Pmu, EventFilter, &mut G::Host),
 ) -> VpmuStatus {
-    let Some(filter) = promised!(room::given(filter)) else {
+    let Some(filter) = filter.get() else {
         return VpmuStatus::Misuse;
     };
     let Some(filter) = filter.filter() else {
         return VpmuStatus::Config;
     };
-    promised!(perform(pmu, |pmu, host| set(pmu, filter, host)))
+    perform(pmu, |pmu, host| set(pmu, filter, host))
 }

@@ -1,6 +1,7 @@
-//! Room in the caller's memory for a value whose layout C does not know.
+//! The caller's memory: what C's pointers point to, and room for a value whose layout C does not know.
 
-use core::slice as core_slice;
+use core::marker::PhantomData;
+use core::slice;
 
 use crate::status::{VpmuOutcome, VpmuStatus};
 
@@ -14,6 +15,121 @@ macro_rules! promised {
 }
 
 pub(crate) use promised;
+
+/// A pointer to a `T` that is read, as C gives it: the promise of the crate's page holds for it, because C alone makes one.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Ref<'a, T>(*const T, PhantomData<&'a T>);
+
+impl<'a, T> Ref<'a, T> {
+    /// Takes a pointer of C's that is not an argument.
+    ///
+    /// # Safety
+    ///
+    /// It is null or points to a `T` that nobody changes during `'a`.
+    #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+    pub(crate) const unsafe fn of(pointer: *const T) -> Self {
+        Self(pointer, PhantomData)
+    }
+
+    /// Returns what it points to, or `None` for a null or misaligned pointer.
+    pub(crate) fn get(self) -> Option<&'a T> {
+        if !self.0.is_aligned() {
+            return None;
+        }
+        promised!(self.0.as_ref())
+    }
+
+    /// Answers what `act` does with what it points to.
+    pub(crate) fn with<A: Answer>(self, act: impl FnOnce(&T) -> A) -> A {
+        self.get().map_or(A::MISUSE, act)
+    }
+
+    /// Returns `count` values, or `None` for more than `most` of them, and for a null or misaligned pointer to any.
+    ///
+    /// # Safety
+    ///
+    /// The caller in C has stated this `count` with the pointer.
+    pub(crate) unsafe fn slice(self, count: usize, most: usize) -> Option<&'a [T]> {
+        if count == 0 {
+            return Some(&[]);
+        }
+        if self.is_null() || !self.0.is_aligned() || count > most {
+            return None;
+        }
+        Some(promised!(slice::from_raw_parts(self.0, count)))
+    }
+
+    pub(crate) const fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Returns the size that a struct says in its first word, or `None` for a null or misaligned pointer. Another library's
+    /// struct may be shorter than this one's, and is no `T` to be read whole.
+    #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+    pub(crate) fn size(&self) -> Option<usize> {
+        Ref(self.0.cast::<usize>(), PhantomData).get().copied()
+    }
+}
+
+/// A pointer to a `T` that is changed, as C gives it: as [`Ref`], and nobody else uses the `T`.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Mut<'a, T>(*mut T, PhantomData<&'a mut T>);
+
+impl<'a, T> Mut<'a, T> {
+    /// Takes a pointer of C's that is not an argument.
+    ///
+    /// # Safety
+    ///
+    /// It is null or points to a `T` that nobody else uses during `'a`.
+    #[cfg(all(feature = "el2", target_arch = "aarch64", target_os = "none"))]
+    pub(crate) const unsafe fn of(pointer: *mut T) -> Self {
+        Self(pointer, PhantomData)
+    }
+
+    /// Returns whether `other` points to the same `T`.
+    #[cfg(feature = "arm")]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        core::ptr::eq(self.0, other.0)
+    }
+
+    /// Returns the same pointer, until this one is used again.
+    pub(crate) const fn again(&mut self) -> Mut<'_, T> {
+        Mut(self.0, PhantomData)
+    }
+
+    /// Returns what it points to, or `None` for a null or misaligned pointer.
+    pub(crate) fn get(self) -> Option<&'a mut T> {
+        if !self.0.is_aligned() {
+            return None;
+        }
+        promised!(self.0.as_mut())
+    }
+
+    /// As [`Ref::with`].
+    pub(crate) fn with<A: Answer>(self, act: impl FnOnce(&mut T) -> A) -> A {
+        self.get().map_or(A::MISUSE, act)
+    }
+
+    /// As [`Ref::slice`], for values that this call changes.
+    ///
+    /// # Safety
+    ///
+    /// The caller in C has stated this `count` with the pointer.
+    pub(crate) unsafe fn slice(self, count: usize, most: usize) -> Option<&'a mut [T]> {
+        if self.0.is_null() || !self.0.is_aligned() || count > most {
+            return None;
+        }
+        Some(promised!(slice::from_raw_parts_mut(self.0, count)))
+    }
+
+    /// As [`Ref::size`].
+    #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+    pub(crate) fn size(&self) -> Option<usize> {
+        Ref(self.0, PhantomData).size()
+    }
+}
 
 /// Memory of the caller's that a C struct describes as opaque words.
 pub(crate) trait Room: Sized {
@@ -70,12 +186,8 @@ impl Answer for i32 {
 /// Makes a value in `room`, where it stays: PMUs are larger than a hypervisor's stack. Room that holds nothing gets `vacant`
 /// first, which the compiler copies there from read-only data. `init` makes of it, or of the value that was there, the
 /// value that is wanted. Room that held nothing still does where `init` fails.
-///
-/// # Safety
-///
-/// `room` may be read and written, or is null.
-pub(crate) unsafe fn init<R: Room>(
-    room: *mut R,
+pub(crate) fn init<R: Room>(
+    mut room: Mut<'_, R>,
     vacant: impl FnOnce(*mut R::Value),
     init: impl FnOnce(&mut R::Value) -> VpmuStatus,
 ) -> VpmuStatus {
@@ -83,13 +195,13 @@ pub(crate) unsafe fn init<R: Room>(
         assert!(size_of::<Filled<R::Value>>() <= size_of::<R>());
         assert!(align_of::<Filled<R::Value>>() <= align_of::<R>());
     }
-    if room.is_null() || !room.is_aligned() {
+    if room.0.is_null() || !room.0.is_aligned() {
         return VpmuStatus::Misuse;
     }
-    if promised!(value(room)).is_some() {
-        return promised!(with(room, init));
+    if value(room.again()).is_some() {
+        return with(room, init);
     }
-    let filled = room.cast::<Filled<R::Value>>();
+    let filled = room.0.cast::<Filled<R::Value>>();
     // SAFETY: the room is large and aligned enough, as asserted above, and the caller's to write.
     let value = unsafe { &raw mut (*filled).value };
     vacant(value);
@@ -108,169 +220,86 @@ pub(crate) unsafe fn init<R: Room>(
 }
 
 /// Puts `value` into `room`. What was there before ends by `end`.
-///
-/// # Safety
-///
-/// `room` may be read and written, or is null.
 #[cfg(feature = "x86")]
-pub(crate) unsafe fn fill<R: Room>(
-    room: *mut R,
+pub(crate) fn fill<R: Room>(
+    mut room: Mut<'_, R>,
     value: R::Value,
     end: impl FnOnce(&mut R::Value),
 ) -> VpmuStatus {
-    if let Some(before) = promised!(self::value(room)) {
+    if let Some(before) = self::value(room.again()) {
         end(before);
         *before = value;
         return VpmuStatus::Ok;
     }
     // SAFETY: `init` passes room for a value.
     let put = |at: *mut R::Value| unsafe { at.write(value) };
-    promised!(init(room, put, |_| VpmuStatus::Ok))
+    init(room, put, |_| VpmuStatus::Ok)
 }
 
 /// Answers what `act` does with what `room` holds.
-///
-/// # Safety
-///
-/// `room` is null or points to initialized memory of its size, and nobody else uses it meanwhile.
-pub(crate) unsafe fn with<R: Room, A: Answer>(
-    room: *mut R,
+pub(crate) fn with<R: Room, A: Answer>(
+    room: Mut<'_, R>,
     act: impl FnOnce(&mut R::Value) -> A,
 ) -> A {
-    let Some(held) = promised!(value(room)) else {
+    let filled = room.0.cast::<Filled<R::Value>>();
+    let Some(held) = value(room) else {
         return A::MISUSE;
     };
     let answer = act(held);
     let note = R::note(held);
     // SAFETY: `value` has found a value in the room, which the caller's promise makes ours.
-    unsafe { (*room.cast::<Filled<R::Value>>()).note = note };
+    unsafe { (*filled).note = note };
     answer
 }
 
 /// [`with`], for what cannot fail.
-///
-/// # Safety
-///
-/// As for [`with`].
-pub(crate) unsafe fn perform<R: Room>(room: *mut R, act: impl FnOnce(&mut R::Value)) -> VpmuStatus {
-    let act = |held: &mut R::Value| {
+pub(crate) fn perform<R: Room>(room: Mut<'_, R>, act: impl FnOnce(&mut R::Value)) -> VpmuStatus {
+    with(room, |held: &mut R::Value| {
         act(held);
         VpmuStatus::Ok
-    };
-    promised!(with(room, act))
+    })
 }
 
 /// Returns what `room` holds, or `None` where that is nothing.
-///
-/// # Safety
-///
-/// As for [`with`], during `'a`.
-pub(crate) unsafe fn value<'a, R: Room>(room: *mut R) -> Option<&'a mut R::Value> {
-    if room.is_null() || !room.is_aligned() {
+pub(crate) fn value<'a, R: Room>(room: Mut<'a, R>) -> Option<&'a mut R::Value> {
+    if room.0.is_null() || !room.0.is_aligned() {
         return None;
     }
     // SAFETY: the mark is the first word, and any word is a u64.
-    if unsafe { room.cast::<u64>().read() } != R::MARK {
+    if unsafe { room.0.cast::<u64>().read() } != R::MARK {
         return None;
     }
-    // SAFETY: only `fill` writes the mark, and a value with it.
-    Some(unsafe { &mut (*room.cast::<Filled<R::Value>>()).value })
-}
-
-/// Returns what `pointer` points to, for a result, or `None` for a null or misaligned pointer.
-///
-/// # Safety
-///
-/// `pointer` is null or points to a `T` that nobody else uses during `'a`.
-pub(crate) unsafe fn out<'a, T>(pointer: *mut T) -> Option<&'a mut T> {
-    if !pointer.is_aligned() {
-        return None;
-    }
-    promised!(pointer.as_mut())
-}
-
-/// Returns what `pointer` points to, or `None` for a null or misaligned pointer.
-///
-/// # Safety
-///
-/// `pointer` is null or points to a `T` that nobody changes during `'a`.
-pub(crate) unsafe fn given<'a, T>(pointer: *const T) -> Option<&'a T> {
-    if !pointer.is_aligned() {
-        return None;
-    }
-    promised!(pointer.as_ref())
-}
-
-/// Returns the size that a struct says in its first word, or `None` for a null or misaligned pointer. Another library's
-/// struct may be shorter than this one's, and is no `T` to be read whole.
-///
-/// # Safety
-///
-/// `pointer` is null or points to such a struct.
-#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
-pub(crate) unsafe fn size<T>(pointer: *const T) -> Option<usize> {
-    promised!(given(pointer.cast::<usize>())).copied()
-}
-
-/// Returns `count` values, or `None` for more than `most` of them, and for a null or misaligned pointer to any.
-///
-/// # Safety
-///
-/// `pointer` is null or points to so many values that nobody changes during `'a`.
-pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, most: usize) -> Option<&'a [T]> {
-    if count == 0 {
-        return Some(&[]);
-    }
-    if pointer.is_null() || !pointer.is_aligned() || count > most {
-        return None;
-    }
-    Some(promised!(core_slice::from_raw_parts(pointer, count)))
-}
-
-/// As [`slice`], for values that this call changes.
-///
-/// # Safety
-///
-/// `pointer` is null or points to so many values that nobody else uses during `'a`.
-pub(crate) unsafe fn slice_mut<'a, T>(
-    pointer: *mut T,
-    count: usize,
-    most: usize,
-) -> Option<&'a mut [T]> {
-    if pointer.is_null() || !pointer.is_aligned() || count > most {
-        return None;
-    }
-    Some(promised!(core_slice::from_raw_parts_mut(pointer, count)))
+    // SAFETY: only `init` writes the mark, and a value with it.
+    Some(unsafe { &mut (*room.0.cast::<Filled<R::Value>>()).value })
 }
 
 /// Writes `numbers`, as many as there is `room` for, to `to`, and how many there are to `count`.
 ///
 /// # Safety
 ///
-/// `to` is null or has room for so many; `count` is null or may be written.
+/// The caller in C has stated this `room` with `to`.
 #[cfg(feature = "x86")]
 pub(crate) unsafe fn list(
     numbers: impl Iterator<Item = u32>,
-    to: *mut u32,
+    to: Mut<'_, u32>,
     room: usize,
-    count: *mut usize,
+    count: Mut<'_, usize>,
 ) -> VpmuStatus {
-    let Some(count) = promised!(out(count)) else {
-        return VpmuStatus::Misuse;
-    };
-    if room > 0 && (to.is_null() || !to.is_aligned()) {
-        return VpmuStatus::Misuse;
-    }
-    *count = 0;
-    for number in numbers {
-        if *count < room {
-            promised!(to.add(*count).write(number));
+    count.with(|count| {
+        if room > 0 && (to.0.is_null() || !to.0.is_aligned()) {
+            return VpmuStatus::Misuse;
         }
-        *count += 1;
-    }
-    if *count > room {
-        VpmuStatus::Room
-    } else {
-        VpmuStatus::Ok
-    }
+        *count = 0;
+        for number in numbers {
+            if *count < room {
+                promised!(to.0.add(*count).write(number));
+            }
+            *count += 1;
+        }
+        if *count > room {
+            VpmuStatus::Room
+        } else {
+            VpmuStatus::Ok
+        }
+    })
 }

@@ -1,6 +1,6 @@
 //! Saved states as bytes.
 
-use crate::room::{self, promised};
+use crate::room::{Mut, Ref, promised};
 use crate::status::VpmuStatus;
 
 /// No saved state is longer, in bytes.
@@ -154,63 +154,66 @@ impl Place<'_> {
 ///
 /// # Safety
 ///
-/// `buffer` is null or has `room` writable bytes; `length` is null or may be written.
+/// The caller in C has stated this `room` with `buffer`.
 pub(crate) unsafe fn place<'a>(
-    buffer: *mut u8,
+    buffer: Mut<'a, u8>,
     room: usize,
-    length: *mut usize,
+    length: Mut<'a, usize>,
 ) -> Option<Place<'a>> {
     // No state is longer, so that what is said of the rest of the buffer does not matter.
     let room = room.min(VPMU_STATE_SIZE);
     Some(Place {
-        to: promised!(room::slice_mut(buffer, room, VPMU_STATE_SIZE))?,
-        length: promised!(room::out(length))?,
+        to: promised!(buffer.slice(room, VPMU_STATE_SIZE))?,
+        length: length.get()?,
     })
 }
 
-/// Writes the state that `save` gives to the `room` bytes at `buffer` and their number to `length`.
-///
-/// # Safety
-///
-/// As for [`place`].
+/// Writes the state that `save` gives to `place`.
 #[cfg(feature = "x86")]
-pub(crate) unsafe fn save<S: Bytes>(
-    save: impl FnOnce() -> S,
-    buffer: *mut u8,
-    room: usize,
-    length: *mut usize,
-) -> VpmuStatus {
-    let place = promised!(place(buffer, room, length));
+pub(crate) fn save<S: Bytes>(save: impl FnOnce() -> S, place: Option<Place<'_>>) -> VpmuStatus {
     place.map_or(VpmuStatus::Misuse, |place| place.put(&mut save()))
 }
 
-/// Has `go_on` go on from the state in the `length` bytes at `buffer`.
-///
-/// # Safety
-///
-/// `buffer` is null or has `length` readable bytes.
-#[inline(never)]
-pub(crate) unsafe fn restore<S: Bytes>(
-    buffer: *const u8,
+/// Bytes that may be a saved state.
+pub(crate) struct Source<'a> {
+    from: Ref<'a, u8>,
     length: usize,
-    go_on: impl FnOnce(&S) -> VpmuStatus,
-) -> VpmuStatus {
-    if buffer.is_null() {
-        return VpmuStatus::Misuse;
-    }
-    let Some(from) = promised!(room::slice(buffer, length, VPMU_STATE_SIZE)) else {
-        return VpmuStatus::State;
-    };
-    S::read(from, go_on).unwrap_or(VpmuStatus::State)
 }
 
-/// Returns the state in the `length` bytes at `buffer`, if they are one.
+impl<'a> Source<'a> {
+    fn bytes(self) -> Option<&'a [u8]> {
+        promised!(self.from.slice(self.length, VPMU_STATE_SIZE))
+    }
+}
+
+/// Returns the `length` bytes at `buffer` as a source.
 ///
 /// # Safety
 ///
-/// `buffer` is null or has `length` readable bytes.
+/// The caller in C has stated this `length` with `buffer`.
+pub(crate) const unsafe fn source(buffer: Ref<'_, u8>, length: usize) -> Source<'_> {
+    Source {
+        from: buffer,
+        length,
+    }
+}
+
+/// Has `go_on` go on from the state in `source`.
+// The bytes are looked for here, not where the caller's frame would hold what is found.
+#[inline(never)]
+pub(crate) fn restore<S: Bytes>(
+    source: Source<'_>,
+    go_on: impl FnOnce(&S) -> VpmuStatus,
+) -> VpmuStatus {
+    if source.from.is_null() {
+        return VpmuStatus::Misuse;
+    }
+    let read = source.bytes().and_then(|bytes| S::read(bytes, go_on));
+    read.unwrap_or(VpmuStatus::State)
+}
+
+/// Returns the state in `source`, if it is one.
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
-pub(crate) unsafe fn read<S: Bytes + Clone>(buffer: *const u8, length: usize) -> Option<S> {
-    let from = promised!(room::slice(buffer, length, VPMU_STATE_SIZE))?;
-    S::read(from, S::clone)
+pub(crate) fn read<S: Bytes + Clone>(source: Source<'_>) -> Option<S> {
+    S::read(source.bytes()?, S::clone)
 }

@@ -8,7 +8,7 @@ use vpmu::x86::{
 
 use crate::counter::{VPMU_POLICY_REUSE_PAUSED, counter_state, policy, report};
 use crate::host::{Host, VpmuHost};
-use crate::room::{self, Held, Room, promised};
+use crate::room::{self, Held, Mut, Ref, Room, promised};
 use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
@@ -84,17 +84,13 @@ impl VpmuX86Config {
 }
 
 /// Makes a PMU out of reset in `room`; `capability` is `None` where there can be no such PMU.
-///
-/// # Safety
-///
-/// As for the exported functions.
-pub(crate) unsafe fn init(
-    room: *mut VpmuX86,
+pub(crate) fn init(
+    room: Mut<'_, VpmuX86>,
     capability: Option<Capability>,
     policy_number: u32,
-    host: *const VpmuHost,
+    host: Ref<'_, VpmuHost>,
 ) -> VpmuStatus {
-    let Some(host) = promised!(room::given(host)).and_then(Host::new) else {
+    let Some(host) = host.get().and_then(Host::new) else {
         return VpmuStatus::Misuse;
     };
     let made = capability.and_then(|capability| {
@@ -108,20 +104,16 @@ pub(crate) unsafe fn init(
     let Some(pmu) = made else {
         return VpmuStatus::Config;
     };
-    promised!(room::fill(room, Held { pmu, host }, |before| {
+    room::fill(room, Held { pmu, host }, |before| {
         before.pmu.reset(&mut before.host);
-    }))
+    })
 }
 
 /// Fills `config` with what most processors of this version have. `VPMU_STATUS_CONFIG`: the version
 /// is not 2 to 5.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config) -> VpmuStatus {
-    let Some(config) = promised!(room::out(config)) else {
+pub extern "C" fn vpmu_x86_config(version: u8, config: Mut<'_, VpmuX86Config>) -> VpmuStatus {
+    let Some(config) = config.get() else {
         return VpmuStatus::Misuse;
     };
     let Some(known) = Version::from_number(version).filter(|_| version <= 5) else {
@@ -156,37 +148,30 @@ pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config
 /// Makes Intel's PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such PMU, or
 /// no such policy.
 ///
-/// # Safety
-///
-/// See the crate's page. The functions of `host` may be called with its context until the PMU is
+/// The functions of `host` may be called with its context until the PMU is
 /// used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_init(
-    pmu: *mut VpmuX86,
-    config: *const VpmuX86Config,
-    host: *const VpmuHost,
+pub extern "C" fn vpmu_x86_init(
+    pmu: Mut<'_, VpmuX86>,
+    config: Ref<'_, VpmuX86Config>,
+    host: Ref<'_, VpmuHost>,
 ) -> VpmuStatus {
-    let Some(config) = promised!(room::given(config)) else {
-        return VpmuStatus::Misuse;
-    };
-    let capability = config.capability().map(Into::into);
-    promised!(init(pmu, capability, config.policy, host))
+    config.with(|config| {
+        let capability = config.capability().map(Into::into);
+        init(pmu, capability, config.policy, host)
+    })
 }
 
 /// What CPUID says of the PMU: Intel's in leaves 01H, 07H (subleaf 1), 0AH and 23H, AMD's in 8000_0001H and
 /// 8000_0022H. Any other leaf is zero.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_cpuid(
-    pmu: *mut VpmuX86,
+pub extern "C" fn vpmu_x86_cpuid(
+    pmu: Mut<'_, VpmuX86>,
     leaf: u32,
     subleaf: u32,
-    answer: *mut VpmuCpuid,
+    answer: Mut<'_, VpmuCpuid>,
 ) -> VpmuStatus {
-    let (Some(x86), Some(answer)) = promised!((room::value(pmu), room::out(answer))) else {
+    let (Some(x86), Some(answer)) = (room::value(pmu), answer.get()) else {
         return VpmuStatus::Misuse;
     };
     let with = |eax, ecx| CpuidLeaf {
@@ -209,206 +194,146 @@ pub unsafe extern "C" fn vpmu_x86_cpuid(
 
 /// The MSRs to intercept: their number to `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there
 /// are more.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_msrs(
-    pmu: *mut VpmuX86,
-    msrs: *mut u32,
+pub extern "C" fn vpmu_x86_msrs(
+    pmu: Mut<'_, VpmuX86>,
+    msrs: Mut<'_, u32>,
     room: usize,
-    count: *mut usize,
+    count: Mut<'_, usize>,
 ) -> VpmuStatus {
-    promised!(room::with(pmu, |held| {
-        room::list(held.pmu.capability().msrs(), msrs, room, count)
-    }))
+    room::with(pmu, |held| {
+        let numbers = held.pmu.capability().msrs();
+        promised!(room::list(numbers, msrs, room, count))
+    })
 }
 
 /// An access, whose value goes to `value`.
-///
-/// # Safety
-///
-/// As for the exported functions.
-unsafe fn access(
-    pmu: *mut VpmuX86,
-    value: *mut u64,
+fn access(
+    pmu: Mut<'_, VpmuX86>,
+    value: Option<&mut u64>,
     perform: impl FnOnce(&mut Pmu, &mut Host) -> Outcome,
 ) -> VpmuOutcome {
-    let (Some(x86), Some(value)) = promised!((room::value(pmu), room::out(value))) else {
+    let (Some(x86), Some(value)) = (room::value(pmu), value) else {
         return VpmuOutcome::Misuse;
     };
     VpmuOutcome::of_x86(perform(&mut x86.pmu, &mut x86.host), value)
 }
 
 /// Performs a guest's RDMSR.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_rdmsr(
-    pmu: *mut VpmuX86,
+pub extern "C" fn vpmu_x86_rdmsr(
+    pmu: Mut<'_, VpmuX86>,
     msr: u32,
-    value: *mut u64,
+    value: Mut<'_, u64>,
 ) -> VpmuOutcome {
-    promised!(access(pmu, value, |pmu, host| pmu.rdmsr(msr, host)))
+    access(pmu, value.get(), |pmu, host| pmu.rdmsr(msr, host))
 }
 
 /// Performs a guest's WRMSR.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_wrmsr(pmu: *mut VpmuX86, msr: u32, value: u64) -> VpmuOutcome {
-    let mut unused = 0;
-    promised!(access(pmu, &raw mut unused, |pmu, host| {
-        pmu.wrmsr(msr, value, host)
-    }))
+pub extern "C" fn vpmu_x86_wrmsr(pmu: Mut<'_, VpmuX86>, msr: u32, value: u64) -> VpmuOutcome {
+    access(pmu, Some(&mut 0), |pmu, host| pmu.wrmsr(msr, value, host))
 }
 
 /// Performs a guest's RDPMC with `index` in ECX. `user`: its CPL is not 0; `pce`: its CR4.PCE is
 /// set.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_rdpmc(
-    pmu: *mut VpmuX86,
+pub extern "C" fn vpmu_x86_rdpmc(
+    pmu: Mut<'_, VpmuX86>,
     index: u32,
     user: bool,
     pce: bool,
-    value: *mut u64,
+    value: Mut<'_, u64>,
 ) -> VpmuOutcome {
     let ring = if user { Ring::User } else { Ring::Kernel };
-    promised!(access(pmu, value, |pmu, host| pmu.rdpmc(index, ring, pce, host)))
+    access(pmu, value.get(), |pmu, host| {
+        pmu.rdpmc(index, ring, pce, host)
+    })
 }
 
 /// The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask
 /// `vpmu_x86_take_pmi` next.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_overflow(
-    pmu: *mut VpmuX86,
-    counter: u8,
-    what: u32,
-) -> VpmuStatus {
+pub extern "C" fn vpmu_x86_overflow(pmu: Mut<'_, VpmuX86>, counter: u8, what: u32) -> VpmuStatus {
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    promised!(room::with(pmu, |held| {
+    room::with(pmu, |held| {
         let counter = Counter::new(counter).filter(|&n| held.pmu.counter_state(n).is_some());
         let Some(counter) = counter else {
             return VpmuStatus::Misuse;
         };
         held.pmu.overflow(counter, report, &mut held.host);
         VpmuStatus::Ok
-    }))
+    })
 }
 
 /// Whether a PMI is due; it is not any more. Deliver what LVTPC says, and with Intel's PMU set its mask bit. Ask
 /// after each other call, and before the vCPU runs.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_take_pmi(pmu: *mut VpmuX86) -> bool {
-    promised!(room::with(pmu, |held| held.pmu.take_pmi()))
+pub extern "C" fn vpmu_x86_take_pmi(pmu: Mut<'_, VpmuX86>) -> bool {
+    room::with(pmu, |held| held.pmu.take_pmi())
 }
 
 /// The vCPU starts to run: what the guest has enabled counts again.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_load(pmu: *mut VpmuX86) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.load(&mut held.host)))
+pub extern "C" fn vpmu_x86_load(pmu: Mut<'_, VpmuX86>) -> VpmuStatus {
+    room::perform(pmu, |held| held.pmu.load(&mut held.host))
 }
 
 /// The vCPU stops running: nothing counts, and all that was counted is in the registers.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_put(pmu: *mut VpmuX86) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.put(&mut held.host)))
+pub extern "C" fn vpmu_x86_put(pmu: Mut<'_, VpmuX86>) -> VpmuStatus {
+    room::perform(pmu, |held| held.pmu.put(&mut held.host))
 }
 
 /// The vCPU is reset. No host counter is left.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_reset(pmu: *mut VpmuX86) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.reset(&mut held.host)))
+pub extern "C" fn vpmu_x86_reset(pmu: Mut<'_, VpmuX86>) -> VpmuStatus {
+    room::perform(pmu, |held| held.pmu.reset(&mut held.host))
 }
 
 /// A scheduling slice is over: host counters that the guest did not use in it are released. At any regular moment, for
 /// instance each 100 ms.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_end_slice(pmu: *mut VpmuX86) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held
-        .pmu
-        .end_slice(&mut held.host)))
+pub extern "C" fn vpmu_x86_end_slice(pmu: Mut<'_, VpmuX86>) -> VpmuStatus {
+    room::perform(pmu, |held| held.pmu.end_slice(&mut held.host))
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_counter_state(pmu: *mut VpmuX86, counter: u8) -> i32 {
-    promised!(room::with(pmu, |held| counter_state(
-        Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter))
-    )))
+pub extern "C" fn vpmu_x86_counter_state(pmu: Mut<'_, VpmuX86>, counter: u8) -> i32 {
+    room::with(pmu, |held| {
+        counter_state(Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter)))
+    })
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
 /// `length`. Nothing stops: the PMU can go on.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_save(
-    pmu: *mut VpmuX86,
-    buffer: *mut u8,
+pub extern "C" fn vpmu_x86_save(
+    pmu: Mut<'_, VpmuX86>,
+    buffer: Mut<'_, u8>,
     room: usize,
-    length: *mut usize,
+    length: Mut<'_, usize>,
 ) -> VpmuStatus {
-    promised!(room::with(pmu, |held| {
-        state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
-    }))
+    let place = promised!(state::place(buffer, room, length));
+    room::with(pmu, |held| {
+        state::save(|| held.pmu.save(&mut held.host), place)
+    })
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_x86_restore(
-    pmu: *mut VpmuX86,
-    buffer: *const u8,
+pub extern "C" fn vpmu_x86_restore(
+    pmu: Mut<'_, VpmuX86>,
+    buffer: Ref<'_, u8>,
     length: usize,
 ) -> VpmuStatus {
-    promised!(room::with(pmu, |held| {
-        state::restore(buffer, length, |state: &PmuState| {
+    let source = promised!(state::source(buffer, length));
+    room::with(pmu, |held| {
+        state::restore(source, |state: &PmuState| {
             VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
         })
-    }))
+    })
 }

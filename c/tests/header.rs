@@ -76,11 +76,26 @@ fn part_of(name: &str) -> usize {
     PARTS.iter().position(own).unwrap_or(0)
 }
 
+/// `source` with the functions' pointers as cbindgen knows them.
+fn with_raw_pointers(source: &str) -> String {
+    let pointers = [("Mut<'_, ", "*mut "), ("Ref<'_, ", "*const ")];
+    pointers
+        .into_iter()
+        .fold(source.to_owned(), |source, (ours, raw)| {
+            let mut pieces = source.split(ours);
+            let first = pieces.next().unwrap_or_default().to_owned();
+            pieces.fold(first, |made, piece| {
+                made + raw + &piece.replacen('>', "", 1)
+            })
+        })
+}
+
 fn generated() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for source in [
+    let room = tempfile::tempdir().expect("a folder");
+    for name in [
         "status",
         "counter",
         "host",
@@ -100,20 +115,16 @@ fn generated() -> String {
         "kvm/memory",
         "kvm/vm",
     ] {
-        let source = folder.join("src").join(source).with_extension("rs");
-        if source.exists() {
-            builder = builder.with_src(source);
+        let source = folder.join("src").join(name).with_extension("rs");
+        if let Ok(source) = fs::read_to_string(source) {
+            let for_cbindgen = room.path().join(name.replace('/', "_"));
+            fs::write(&for_cbindgen, with_raw_pointers(&source)).expect("a file");
+            builder = builder.with_src(for_cbindgen);
         }
     }
     let mut made = Vec::new();
     builder.generate().expect("a header").write(&mut made);
-    // The sections on safety speak of Rust's rules; the head of the header says C's.
-    let made = String::from_utf8(made).expect("text");
-    let made = made
-        .replace(" *\n * # Safety\n *\n * See the crate's page.", " *")
-        .replace(" *\n */", " */")
-        .replace(" * The functions of", " *\n * The functions of");
-    short_comments(&made)
+    short_comments(&String::from_utf8(made).expect("text"))
 }
 
 /// `text` with comments of one line on one line.

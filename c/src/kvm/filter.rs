@@ -6,7 +6,7 @@ use vpmu_kvm::Filter;
 
 use super::handle::{misuse, status};
 use super::vm::{VMS, VpmuKvmVm};
-use crate::room::{self, promised};
+use crate::room::{Ref, promised};
 use crate::status::VpmuStatus;
 
 /// A range of a VMM's own MSR filter, laid out as Linux's `struct kvm_msr_filter_range`.
@@ -27,15 +27,13 @@ pub struct VpmuKvmFilterRange {
 /// KVM has 16 ranges, of which the MSRs of AMD's PMU take 3 and of Intel's up to 9, and the deadline and RDPMC 3 more. A
 /// filter that the VMM sets by itself replaces both.
 ///
-/// # Safety
-///
-/// See the crate's page. Each bitmap has a bit for each of its MSRs.
+/// Each bitmap has a bit for each of its MSRs.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_intercept_beside(
+pub extern "C" fn vpmu_kvm_intercept_beside(
     vm: *const VpmuKvmVm,
     vm_fd: c_int,
     flags: u32,
-    ranges: *const VpmuKvmFilterRange,
+    ranges: Ref<'_, VpmuKvmFilterRange>,
     count: usize,
 ) -> VpmuStatus {
     const DEFAULT_DENY: u32 = 1;
@@ -44,7 +42,7 @@ pub unsafe extern "C" fn vpmu_kvm_intercept_beside(
     let Ok(vm) = VMS.find(vm) else {
         return VpmuStatus::Misuse;
     };
-    let Some(ranges) = promised!(room::slice(ranges, count, MOST)) else {
+    let Some(ranges) = promised!(ranges.slice(count, MOST)) else {
         return misuse("ranges at an address that is a multiple of 8, at most 16");
     };
     let mut own = Filter {
@@ -53,11 +51,8 @@ pub unsafe extern "C" fn vpmu_kvm_intercept_beside(
     };
     for range in ranges {
         let bytes = range.nmsrs.div_ceil(8) as usize;
-        let allowed = promised!(room::slice(
-            range.bitmap,
-            bytes,
-            MOST_MSRS.div_ceil(8) as usize
-        ));
+        let most = MOST_MSRS.div_ceil(8) as usize;
+        let allowed = promised!(Ref::of(range.bitmap).slice(bytes, most));
         let Some(allowed) = allowed else {
             return misuse("a range without a bitmap, or with too many MSRs");
         };

@@ -13,7 +13,7 @@ use vpmu_kvm::{
 use super::handle::{Table, damaged, failed, misuse, status};
 use super::memory::{Memory, VpmuKvmMemory};
 use crate::counter::policy;
-use crate::room::{self, promised};
+use crate::room::{self, Mut, Ref, promised};
 use crate::state::{self, Saved};
 use crate::status::VpmuStatus;
 
@@ -193,9 +193,8 @@ impl VpmuKvmOptions {
     /// Returns what the guest is offered.
     fn offer(&self, options: &Options) -> Result<Offer, VpmuStatus> {
         if !self.saved.is_null() {
-            // SAFETY: the caller of `vpmu_kvm_open` promised so many bytes.
-            let saved: Option<Saved> = promised!(state::read(self.saved, self.saved_length));
-            let (vcpu, _) = saved.ok_or_else(damaged)?;
+            let source = promised!(state::source(Ref::of(self.saved), self.saved_length));
+            let (vcpu, _) = state::read::<Saved>(source).ok_or_else(damaged)?;
             let offer = vcpu.offer();
             offer.check(options).map_err(|error| failed(&error))?;
             return Ok(offer);
@@ -230,23 +229,21 @@ fn needs_memory(offer: &Offer) -> bool {
 /// Finds what this host can offer a VM's guest, and puts it into `*vm`. May be called before there is a VM. `memory` is
 /// copied; NULL: nothing that is offered needs it. Give the VM back by `vpmu_kvm_close`.
 ///
-/// # Safety
-///
-/// See the crate's page. The functions of `memory` may be called with its context until the VM is closed and its last PMU
+/// The functions of `memory` may be called with its context until the VM is closed and its last PMU
 /// is detached.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_open(
-    options: *const VpmuKvmOptions,
-    memory: *const VpmuKvmMemory,
-    vm: *mut *mut VpmuKvmVm,
+pub extern "C" fn vpmu_kvm_open(
+    options: Ref<'_, VpmuKvmOptions>,
+    memory: Ref<'_, VpmuKvmMemory>,
+    vm: Mut<'_, *mut VpmuKvmVm>,
 ) -> VpmuStatus {
-    let size = promised!(room::size(options));
+    let size = options.size();
     if size.is_some_and(|size| size != size_of::<VpmuKvmOptions>()) {
         return misuse(
             "options.size is not sizeof(struct vpmu_kvm_options) of this library's header",
         );
     }
-    let (Some(given), Some(vm)) = promised!((room::given(options), room::out(vm))) else {
+    let (Some(given), Some(vm)) = (options.get(), vm.get()) else {
         return misuse("options, and a place for the VM, at addresses that are multiples of 8");
     };
     if given.reserved != 0 {
@@ -262,7 +259,7 @@ pub unsafe extern "C" fn vpmu_kvm_open(
         Ok(offer) => offer,
         Err(status) => return status,
     };
-    let memory = promised!(room::given(memory)).copied();
+    let memory = memory.get().copied();
     if (needs_memory(&offer) || given.rdpmc) && memory.is_none_or(|memory| memory.map.is_none()) {
         return misuse(
             "PEBS, RDPMC at run time, a paravirtual PMU and a deadline need the guest's memory",
@@ -304,16 +301,12 @@ pub extern "C" fn vpmu_kvm_warning(vm: *const VpmuKvmVm) -> *const c_char {
 
 /// Writes the MSRs of the offered parts, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to
 /// `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_msrs(
+pub extern "C" fn vpmu_kvm_msrs(
     vm: *const VpmuKvmVm,
-    msrs: *mut u32,
+    msrs: Mut<'_, u32>,
     room: usize,
-    count: *mut usize,
+    count: Mut<'_, usize>,
 ) -> VpmuStatus {
     VMS.with(vm, |vm| {
         promised!(room::list(vm.msrs().into_iter(), msrs, room, count))
@@ -351,15 +344,11 @@ pub struct VpmuKvmCpuid {
 
 /// Makes the CPUID in `*count` entries that of a processor with the offered parts, after the VMM's own changes. There is
 /// room for `room` entries; the parts may need six more than there are.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_cpuid(
+pub extern "C" fn vpmu_kvm_cpuid(
     vm: *const VpmuKvmVm,
-    entries: *mut VpmuKvmCpuid,
-    count: *mut usize,
+    entries: Mut<'_, VpmuKvmCpuid>,
+    count: Mut<'_, usize>,
     room: usize,
     tsc_khz: u32,
 ) -> VpmuStatus {
@@ -367,9 +356,7 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
     let Ok(vm) = VMS.find(vm) else {
         return VpmuStatus::Misuse;
     };
-    let (Some(entries), Some(count)) =
-        promised!((room::slice_mut(entries, room, MOST), room::out(count)))
-    else {
+    let (Some(entries), Some(count)) = (promised!(entries.slice(room, MOST)), count.get()) else {
         return misuse(
             "entries, at most 65536, and their number, at addresses that are multiples of 4 and 8",
         );
@@ -403,16 +390,12 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
 
 /// Changes bits 11 and 12 of `*value`, the guest's IA32_MISC_ENABLE, to what the offered PMU has. The VMM gives the register
 /// this value before the vCPU runs.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_misc_enable(vm: *const VpmuKvmVm, value: *mut u64) -> VpmuStatus {
+pub extern "C" fn vpmu_kvm_misc_enable(vm: *const VpmuKvmVm, value: Mut<'_, u64>) -> VpmuStatus {
     let Ok(vm) = VMS.find(vm) else {
         return VpmuStatus::Misuse;
     };
-    let Some(value) = promised!(room::out(value)) else {
+    let Some(value) = value.get() else {
         return misuse("a place for the value, at an address that is a multiple of 8");
     };
     *value = vm.offer.misc_enable(*value);
