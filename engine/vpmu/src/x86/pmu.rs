@@ -73,28 +73,11 @@ impl<V: Events> Pmu<V> {
 
     /// Performs RDMSR of `address`. The caller has made sure that the guest is at CPL 0.
     pub fn rdmsr<H: CounterHost<CounterConfig>>(&mut self, address: u32, host: &mut H) -> Outcome {
-        match self.registers.decode(address) {
-            Some(msr) => self.read(msr, host),
-            None => self.read_lbr(address, host),
-        }
-    }
-
-    /// Performs WRMSR of `address`. The caller has made sure that the guest is at CPL 0.
-    pub fn wrmsr<H: CounterHost<CounterConfig>>(
-        &mut self,
-        address: u32,
-        value: u64,
-        host: &mut H,
-    ) -> Outcome {
-        match self.registers.decode(address) {
-            Some(msr) => self.write(msr, value, host),
-            None => self.write_lbr(address, value, host),
-        }
-    }
-
-    fn read<H: CounterHost<CounterConfig>>(&mut self, msr: Msr, host: &mut H) -> Outcome {
+        let Some(source) = self.registers.read(address) else {
+            return self.read_lbr(address, host);
+        };
         self.begin_access(host);
-        let value = self.registers.read(msr).map(|source| match source {
+        let value = source.map(|source| match source {
             Source::Register(value) => value,
             Source::Counter(n) => self.read_counter(n, host),
             Source::Status => self.read_status(host),
@@ -109,16 +92,20 @@ impl<V: Events> Pmu<V> {
         value.map_or(Outcome::GeneralProtection, Outcome::Value)
     }
 
-    fn write<H: CounterHost<CounterConfig>>(
+    /// Performs WRMSR of `address`. The caller has made sure that the guest is at CPL 0.
+    pub fn wrmsr<H: CounterHost<CounterConfig>>(
         &mut self,
-        msr: Msr,
+        address: u32,
         value: u64,
         host: &mut H,
     ) -> Outcome {
+        // What is counted until now is counted as the counters' controls say, which are not the register's yet.
+        let Some(effect) = self.registers.write(address, value) else {
+            return self.write_lbr(address, value, host);
+        };
         self.begin_access(host);
+        // A refused write settles, too. That changes nothing that a guest can see.
         self.settle_acting(host);
-        // A refused write has settled, too. That changes nothing that a guest can see.
-        let effect = self.registers.write(msr, value);
         if let Some(effect) = effect {
             self.perform(effect, host);
         }
@@ -330,13 +317,6 @@ enum Registers {
     Amd(amd::Registers),
 }
 
-/// An MSR of a PMU of either vendor, whether or not the capability has it.
-#[derive(Clone, Copy, Debug)]
-enum Msr {
-    Intel(intel::Msr),
-    Amd(amd::Msr),
-}
-
 /// The same answer, whosever registers they are.
 macro_rules! each {
     ($any:expr, $registers:ident => $answer:expr) => {
@@ -366,32 +346,26 @@ impl Registers {
         each!(self, registers => registers.capability.into())
     }
 
-    /// Returns the MSR at `address`; `None`: that is none of a PMU's.
-    // Before any capability is asked: #GP is for an MSR that the guest lacks, `NotHandled` for all others.
-    fn decode(&self, address: u32) -> Option<Msr> {
+    /// Says what a read of the MSR at `address` shows. `Some(None)`: #GP; `None`: that is none of a PMU's.
+    // Decoded before any capability is asked: #GP is for an MSR that the guest lacks, `NotHandled` for all others. A guest
+    // must not find the other vendor's registers, which have addresses of their own.
+    fn read(&self, address: u32) -> Option<Option<Source>> {
         match self {
-            // A guest must not find the other vendor's registers, which have addresses of their own.
-            Self::Intel(_) => intel::Msr::decode(address).map(Msr::Intel),
-            Self::Amd(_) => amd::Msr::decode(address).map(Msr::Amd),
+            Self::Intel(registers) => intel::Msr::decode(address).map(|msr| registers.read(msr)),
+            Self::Amd(registers) => amd::Msr::decode(address).map(|msr| registers.read(msr)),
         }
     }
 
-    /// Says what a read of `msr` shows. `None`: #GP.
-    fn read(&self, msr: Msr) -> Option<Source> {
-        match (self, msr) {
-            (Self::Intel(registers), Msr::Intel(msr)) => registers.read(msr),
-            (Self::Amd(registers), Msr::Amd(msr)) => registers.read(msr),
-            // `decode` makes none of these.
-            (Self::Intel(_), Msr::Amd(_)) | (Self::Amd(_), Msr::Intel(_)) => None,
-        }
-    }
-
-    /// Keeps `value`, and says what the write does to the counters. `None`: #GP, and nothing has changed.
-    fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
-        match (self, msr) {
-            (Self::Intel(registers), Msr::Intel(msr)) => registers.write(msr, value),
-            (Self::Amd(registers), Msr::Amd(msr)) => registers.write(msr, value),
-            (Self::Intel(_), Msr::Amd(_)) | (Self::Amd(_), Msr::Intel(_)) => None,
+    /// Keeps `value` in the MSR at `address`, and says what the write does to the counters. `Some(None)`: #GP, and nothing has
+    /// changed; `None`: that is none of a PMU's.
+    fn write(&mut self, address: u32, value: u64) -> Option<Option<Effect>> {
+        match self {
+            Self::Intel(registers) => {
+                intel::Msr::decode(address).map(|msr| registers.write(msr, value))
+            }
+            Self::Amd(registers) => {
+                amd::Msr::decode(address).map(|msr| registers.write(msr, value))
+            }
         }
     }
 
