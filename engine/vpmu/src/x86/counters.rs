@@ -132,8 +132,8 @@ pub(super) struct Counters<V> {
     pub(super) global: Global,
     /// What the request of a PMI stops the counters by, and whether it stops the last branch records.
     pub(super) freezing: (Option<Freeze>, bool),
-    /// PEBS, where the guest has it.
-    pub(super) pebs: Option<pebs::Unit>,
+    /// PEBS. Without it, no counter asks for a record.
+    pub(super) pebs: pebs::Unit,
     /// The last branch records, where the guest has them.
     pub(super) lbr: Option<lbr::Unit>,
 
@@ -147,7 +147,7 @@ pub(super) struct Counters<V> {
 }
 
 impl<V: Events> Counters<V> {
-    /// Returns these counters out of reset, without PEBS and last branch records. They do nothing until a gate lets them
+    /// Returns these counters out of reset, without last branch records. They do nothing until a gate lets them
     /// and they [adopt](Self::adopt) controls.
     pub(super) fn new(
         existing: CounterSet,
@@ -161,7 +161,7 @@ impl<V: Events> Counters<V> {
             controls: Slots::filled(Control::NONE),
             global: Global::default(),
             freezing: (None, false),
-            pebs: None,
+            pebs: pebs::Unit::default(),
             lbr: None,
             switched_on: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
@@ -172,9 +172,7 @@ impl<V: Events> Counters<V> {
     /// All counters are zero, without a host event, and those of `gate` are let count.
     pub(super) fn reset<H: CounterHost<CounterConfig>>(&mut self, gate: CounterSet, host: &mut H) {
         self.bank.reset(host);
-        if let Some(pebs) = &mut self.pebs {
-            pebs.reset();
-        }
+        self.pebs.reset();
         if let Some(lbr) = &mut self.lbr {
             lbr.reset();
         }
@@ -290,11 +288,7 @@ impl<V: Events> Model for Counters<V> {
         if rewritten.contains(n) && distance >= FAR {
             return None;
         }
-        let due = match &self.pebs {
-            Some(pebs) => pebs.sampling.due(n, distance),
-            None => distance,
-        };
-        NonZeroU64::new(due)
+        NonZeroU64::new(self.pebs.sampling.due(n, distance))
     }
 
     fn is_awaited(&self, n: Counter) -> bool {
@@ -310,11 +304,9 @@ impl<V: Events> Model for Counters<V> {
             self.bank.observer.overflowed(n);
             // What was counted was counted while `n` was enabled and under the controls that are still here: every
             // change of them settles first.
-            if let Some(pebs) = &mut self.pebs
-                && self.recording.contains(n)
-            {
+            if self.recording.contains(n) {
                 // The record is written when all counts are taken: it needs the host, and may begin another period.
-                pebs.unrecorded.insert(n);
+                self.pebs.unrecorded.insert(n);
                 return true;
             }
             self.global.set_status(n.alone(), 0);
@@ -328,7 +320,7 @@ impl<V: Events> Model for Counters<V> {
     /// Writes the records that overflows ask for.
     fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         // Asked here: without PEBS, or between two overflows, an access pays for no more than this.
-        if (self.pebs.as_ref()).is_some_and(|pebs| !pebs.is_idle()) {
+        if !self.pebs.is_idle() {
             self.write_records(host);
         }
     }

@@ -19,7 +19,6 @@ use super::intel::ConfigError;
 use super::status::Freeze;
 use super::{
     Capability, CounterConfig, Outcome, PmuConfig, PmuState, RestoreError, Ring, amd, intel, lbr,
-    pebs,
 };
 use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
@@ -61,7 +60,6 @@ impl<V: Events> Pmu<V> {
         let existing = registers.counters();
         let mut counters = Counters::new(existing, config.filter, config.policy, events);
         counters.global.gate = registers.gate_at_reset();
-        counters.pebs = registers.pebs().map(pebs::Unit::new);
         counters.lbr = registers.lbr();
         let mut pmu = Self {
             registers,
@@ -110,9 +108,7 @@ impl<V: Events> Pmu<V> {
             self.perform(effect, host);
         }
         // Sampling that goes on under other registers would write records of the wrong period.
-        if self.counters.pebs.is_some() {
-            self.counters.end_unfit_sampling(host);
-        }
+        self.counters.end_unfit_sampling(host);
         self.end_access(host);
         self.counters.apply(host);
         match effect {
@@ -233,9 +229,7 @@ impl<V: Events> Pmu<V> {
         self.counters.bank_mut().hosted.stop(otherwise, host);
         // Under the old controls, and after the pause, so that once is enough.
         self.counters.settle(changed, host);
-        if self.counters.pebs.is_some() {
-            self.counters.end_sampling(other_events, host);
-        }
+        self.counters.end_sampling(other_events, host);
         // All that are concerned: the groups of records may be another for those that are not changed.
         self.adopt(concerned);
         self.counters.reclassify(changed);
@@ -252,8 +246,8 @@ impl<V: Events> Pmu<V> {
 
     /// PEBS records are written as the registers say now.
     fn adopt_records(&mut self) {
-        if let (Some(pebs), Some(registers)) = (&mut self.counters.pebs, self.registers.pebs()) {
-            pebs.registers = registers;
+        if let Some(registers) = self.registers.intel() {
+            self.counters.pebs.registers = registers.pebs;
         }
     }
 
@@ -280,7 +274,7 @@ impl<V: Events> Pmu<V> {
     ) {
         self.counters.settle_read(n, host);
         // The same value leaves the host's period and the counter's in step.
-        if self.counters.pebs.is_some() && self.counters.value(n) != value {
+        if self.counters.value(n) != value {
             self.counters.end_sampling(n.alone(), host);
         }
         self.counters.set_value(n, value);
@@ -450,11 +444,6 @@ impl Registers {
     /// Whether the request of a PMI stops the last branch records.
     fn freezes_branches(&self) -> bool {
         self.intel().is_some_and(intel::Registers::freezes_branches)
-    }
-
-    /// Returns the registers of PEBS, where the guest has it.
-    fn pebs(&self) -> Option<pebs::Registers> {
-        self.intel()?.pebs
     }
 
     fn intel(&self) -> Option<&intel::Registers> {

@@ -28,9 +28,7 @@ impl<V: Events> Counters<V> {
         // What comes of the records has its branches.
         lbr.delays = false;
         let recorded = core::mem::take(&mut lbr.records_delayed);
-        if let Some(pebs) = &mut self.pebs {
-            pebs.unrecorded |= recorded;
-        }
+        self.pebs.unrecorded |= recorded;
         self.follow_up(host);
         for n in recorded {
             // Reading the host event again returns more than its last report.

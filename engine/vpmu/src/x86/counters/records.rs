@@ -12,12 +12,9 @@ impl<V: Events> Counters<V> {
     /// Writes the records of the counters that have overflowed, lowest first, and before them those that the host has
     /// sampled.
     pub(super) fn write_records<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        let Some(pebs) = &mut self.pebs else {
-            return;
-        };
         // Taken first: what follows can count, and overflow anew.
-        let unrecorded = mem::take(&mut pebs.unrecorded);
-        let sampled = unrecorded & pebs.sampling.counters;
+        let unrecorded = mem::take(&mut self.pebs.unrecorded);
+        let sampled = unrecorded & self.pebs.sampling.counters;
         for n in sampled {
             self.pass_sampled(n);
         }
@@ -37,11 +34,8 @@ impl<V: Events> Counters<V> {
             config: self.controls[n].event,
             groups: self.record_groups(n),
         };
-        let Some(pebs) = &mut self.pebs else {
-            return;
-        };
         // Read anew for each: the guest's handler empties the buffer between two overflows.
-        let at = pebs.registers.ds_area;
+        let at = self.pebs.registers.ds_area;
         let guest = host.support_pebs().and_then(|host| host.guest());
         let head = guest.ok_or(Fault).and_then(|guest| {
             let area = Area::read(guest, at)?;
@@ -49,21 +43,20 @@ impl<V: Events> Counters<V> {
         });
         // Without an area there is no reset value either: the counter goes on as any other.
         let Ok((reset, guest, mut area)) = head else {
-            count(&mut pebs.statistics.lost);
+            count(&mut self.pebs.statistics.lost);
             return;
         };
         // Before the record, as the processor does it: a record that is lost costs one sample, not the period.
         self.reload(n, reset);
         let branches = self.lbr.as_ref().and_then(lbr::Unit::last);
         let written = overflow.write(guest, &mut area, branches);
-        if let Some(pebs) = &mut self.pebs {
-            count(match written {
-                Ok(true) => &mut pebs.statistics.records,
-                // The guest has changed its ring since: its address is not the overflow's.
-                Ok(false) => &mut pebs.statistics.filtered,
-                Err(Fault) => &mut pebs.statistics.lost,
-            });
-        }
+        let statistics = &mut self.pebs.statistics;
+        count(match written {
+            Ok(true) => &mut statistics.records,
+            // The guest has changed its ring since: its address is not the overflow's.
+            Ok(false) => &mut statistics.filtered,
+            Err(Fault) => &mut statistics.lost,
+        });
         if written == Ok(false) {
             return;
         }
@@ -82,9 +75,9 @@ impl<V: Events> Counters<V> {
 
     /// Returns the groups of a record of counter `n`, beyond the basic one.
     pub(super) fn record_groups(&self, n: Counter) -> u64 {
-        match &self.pebs {
-            Some(pebs) if self.controls[n].adaptive => pebs.registers.data_cfg,
-            _ => 0,
+        match self.controls[n].adaptive {
+            true => self.pebs.registers.data_cfg,
+            false => 0,
         }
     }
 
@@ -98,10 +91,8 @@ impl<V: Events> Counters<V> {
         };
         let beyond = self.value(n);
         self.set_value(n, reset.wrapping_add(beyond % period) & mask);
-        if let Some(pebs) = &mut self.pebs {
-            let skipped = &mut pebs.statistics.skipped;
-            *skipped = skipped.wrapping_add(beyond / period);
-        }
+        let skipped = &mut self.pebs.statistics.skipped;
+        *skipped = skipped.wrapping_add(beyond / period);
     }
 }
 

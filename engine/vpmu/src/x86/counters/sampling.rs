@@ -28,15 +28,10 @@ use crate::x86::pebs::{Area, BASIC, BATCH, Fault, MANY, Sample, basic};
 use crate::x86::{CounterConfig, intel};
 
 impl<V: Events> Counters<V> {
-    /// Returns the counters that the host samples.
-    fn sampled(&self) -> CounterSet {
-        (self.pebs.as_ref()).map_or(CounterSet::EMPTY, |pebs| pebs.sampling.counters)
-    }
-
     /// Takes note of the periods of the sampled counters that are over. What makes another of their period comes after
     /// that: samples report overflows before their counter is read.
     pub(in crate::x86) fn settle_sampled<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.settle_these(self.sampled(), host);
+        self.settle_these(self.pebs.sampling.counters, host);
     }
 
     /// The next overflow of each of `concerned` is an exit again, where the host has sampled it.
@@ -45,10 +40,8 @@ impl<V: Events> Counters<V> {
         concerned: CounterSet,
         host: &mut H,
     ) {
-        let ended = concerned & self.sampled();
-        if let Some(pebs) = &mut self.pebs {
-            pebs.sampling.end(ended);
-        }
+        let ended = concerned & self.pebs.sampling.counters;
+        self.pebs.sampling.end(ended);
         for n in ended & self.bank.hosted.backed() {
             if let Some(host) = host.support_pebs() {
                 host.end_sampling(n);
@@ -64,7 +57,8 @@ impl<V: Events> Counters<V> {
         // A counter that stands still has no samples. Linux takes IA32_PEBS_ENABLE away and gives it back at each switch of
         // tasks.
         let fits = |n| self.recording.contains(n) || !self.enabled().contains(n);
-        let unfit = (self.sampled()).filter(|n| !fits(n) || self.record_groups(n) != 0);
+        let sampled = self.pebs.sampling.counters;
+        let unfit = sampled.filter(|n| !fits(n) || self.record_groups(n) != 0);
         self.end_sampling(unfit, host);
     }
 
@@ -91,22 +85,17 @@ impl<V: Events> Counters<V> {
         if capacity < MANY {
             return;
         }
-        if let Some(pebs) = &mut self.pebs {
-            pebs.sampling.begin(n, period.get(), capacity);
-            pebs.sampling.room = area.left();
-        }
+        self.pebs.sampling.begin(n, period.get(), capacity);
+        self.pebs.sampling.room = area.left();
         self.divide_room(host);
     }
 
     /// Gives each sampled counter its share of the room, if one has none. A report is asked for from what has been
     /// counted, so all of them are read.
     fn divide_room<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if !(self.pebs.as_ref()).is_some_and(|pebs| pebs.sampling.is_used_up()) {
-            return;
-        }
-        self.settle_sampled(host);
-        if let Some(pebs) = &mut self.pebs {
-            pebs.sampling.divide();
+        if self.pebs.sampling.is_used_up() {
+            self.settle_sampled(host);
+            self.pebs.sampling.divide();
         }
     }
 
@@ -114,10 +103,8 @@ impl<V: Events> Counters<V> {
     fn settle_these<H: CounterHost<CounterConfig>>(&mut self, concerned: CounterSet, host: &mut H) {
         for n in concerned {
             self.collect(n, host);
-            if let Some(pebs) = &mut self.pebs
-                && pebs.unrecorded.contains(n)
-            {
-                pebs.unrecorded.remove(n);
+            if self.pebs.unrecorded.contains(n) {
+                self.pebs.unrecorded.remove(n);
                 self.pass_sampled(n);
             }
         }
@@ -126,7 +113,7 @@ impl<V: Events> Counters<V> {
     /// The next overflow of `n`, which is sampled, is an exit again: its period has become another, or the host samples
     /// no more.
     fn leave_sampling<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) {
-        let only = n.alone() & self.sampled();
+        let only = n.alone() & self.pebs.sampling.counters;
         // Settled first: what is over was over under the period that the host samples with.
         self.settle_these(only, host);
         self.end_sampling(only, host);
@@ -136,12 +123,10 @@ impl<V: Events> Counters<V> {
     pub(super) fn pass_sampled(&mut self, n: Counter) {
         let mask = self.controls[n].mask;
         let beyond = self.value(n);
-        if let Some(pebs) = &mut self.pebs {
-            let period = pebs.sampling.period(n).max(1);
-            pebs.sampling.pass(n, 1 + beyond / period);
-            let reset = mask.wrapping_sub(period).wrapping_add(1);
-            self.set_value(n, reset.wrapping_add(beyond % period) & mask);
-        }
+        let period = self.pebs.sampling.period(n).max(1);
+        self.pebs.sampling.pass(n, 1 + beyond / period);
+        let reset = mask.wrapping_sub(period).wrapping_add(1);
+        self.set_value(n, reset.wrapping_add(beyond % period) & mask);
     }
 
     /// Makes records of the samples that there are. `overflowed`: counters whose report has come.
@@ -150,13 +135,10 @@ impl<V: Events> Counters<V> {
         overflowed: CounterSet,
         host: &mut H,
     ) {
-        for n in self.sampled() {
+        for n in self.pebs.sampling.counters {
             loop {
-                let Some(pebs) = &mut self.pebs else {
-                    return;
-                };
-                let (samples, taken) = pebs.sampling.take(n, host.support_pebs());
-                let statistics = &mut pebs.statistics;
+                let (samples, taken) = self.pebs.sampling.take(n, host.support_pebs());
+                let statistics = &mut self.pebs.statistics;
                 statistics.outside = statistics.outside.wrapping_add(taken.outside);
                 statistics.lost = statistics.lost.wrapping_add(taken.lost);
                 let samples = samples.get(..taken.samples).unwrap_or_default();
@@ -170,10 +152,9 @@ impl<V: Events> Counters<V> {
                 }
             }
             // The counter knows better than a host that says that it samples.
-            if let Some(pebs) = &mut self.pebs
-                && let Some(missed) = pebs.sampling.missed(n)
-            {
-                pebs.statistics.skipped = pebs.statistics.skipped.wrapping_add(missed);
+            if let Some(missed) = self.pebs.sampling.missed(n) {
+                let skipped = &mut self.pebs.statistics.skipped;
+                *skipped = skipped.wrapping_add(missed);
                 self.leave_sampling(n, host);
             }
         }
@@ -203,9 +184,7 @@ impl<V: Events> Counters<V> {
             *record = basic(bits, sample);
             count(&mut number);
         }
-        let Some(pebs) = &mut self.pebs else {
-            return Err(Fault);
-        };
+        let pebs = &mut self.pebs;
         let statistics = &mut pebs.statistics;
         statistics.filtered = (statistics.filtered).wrapping_add(samples.len() as u64 - number);
 

@@ -161,8 +161,8 @@ pub(in crate::x86) struct Registers {
     /// IA32_FIXED_CTR_CTRL.
     pub(super) fixed_ctrl: u64,
     pub(super) debugctl: u64,
-    /// There where the capability has PEBS.
-    pub(in crate::x86) pebs: Option<pebs::Registers>,
+    /// Those of PEBS. Without it they do not exist, and are zero.
+    pub(in crate::x86) pebs: pebs::Registers,
 }
 
 impl Registers {
@@ -173,7 +173,7 @@ impl Registers {
             selects: Slots::default(),
             fixed_ctrl: 0,
             debugctl: 0,
-            pebs: capability.pebs.map(|_| pebs::Registers::default()),
+            pebs: pebs::Registers::default(),
         }
     }
 
@@ -195,9 +195,9 @@ impl Registers {
                 pdcm.then(|| self.capability.perf_capabilities())?
             }
             Msr::DebugCtl => self.debugctl,
-            Msr::PebsEnable => self.pebs.as_ref()?.enable,
-            Msr::PebsDataCfg => self.pebs.as_ref()?.data_cfg,
-            Msr::DsArea => self.pebs.as_ref()?.ds_area,
+            Msr::PebsEnable => self.with_pebs(self.pebs.enable)?,
+            Msr::PebsDataCfg => self.with_pebs(self.pebs.data_cfg)?,
+            Msr::DsArea => self.with_pebs(self.pebs.ds_area)?,
         }))
     }
 
@@ -249,21 +249,20 @@ impl Registers {
                 }
             }
             Msr::PebsEnable => {
-                // Each bit decides about another counter.
-                let all = capability.counters();
-                let registers = self.pebs.as_mut()?;
+                self.with_pebs(0)?;
                 fits(reserved.global_ctrl)?;
-                registers.enable = value;
-                Effect::Configure(all)
+                self.pebs.enable = value;
+                // Each bit decides about another counter.
+                Effect::Configure(self.capability.counters())
             }
             Msr::PebsDataCfg => {
                 fits(capability.pebs?.data_cfg_reserved())?;
-                self.pebs.as_mut()?.data_cfg = value;
+                self.pebs.data_cfg = value;
                 Effect::RecordGroups
             }
             Msr::DsArea => {
                 capability.pebs?.is_linear(value).then_some(())?;
-                self.pebs.as_mut()?.ds_area = value;
+                self.pebs.ds_area = value;
                 Effect::RecordArea
             }
             Msr::GlobalStatus | Msr::GlobalInuse | Msr::PerfCapabilities => return None,
@@ -309,12 +308,11 @@ impl Registers {
             (EventKind::General { .. }, Some(event)) => !self.capability.has_event(event),
             _ => false,
         };
-        let recorded = self.pebs.map_or(0, |pebs| pebs.enable);
         Control {
             event,
             on,
             interrupts,
-            records: to_global(n.alone()) & recorded != 0,
+            records: to_global(n.alone()) & self.pebs.enable != 0,
             adaptive,
             // The other threads of the core are not the guest's, whatever CPUID says.
             unsupported: (any_thread || absent).then_some(Lost::Unsupported),
@@ -359,6 +357,10 @@ impl Registers {
     fn counter(&self, n: Counter, value: u64) -> Option<Effect> {
         let fits = value & !self.capability.counter_mask(n) == 0;
         fits.then_some(Effect::Counter(n, value))
+    }
+
+    fn with_pebs(&self, value: u64) -> Option<u64> {
+        self.capability.pebs.map(|_| value)
     }
 
     fn since_v4(&self, value: u64) -> Option<u64> {

@@ -62,7 +62,6 @@ impl PmuState {
 impl Registers {
     pub(in crate::x86) fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
         let capability = &self.capability;
-        let pebs = self.pebs.unwrap_or_default();
         let mut state = PmuState {
             layout: PmuState::LAYOUT,
             version: capability.version,
@@ -76,9 +75,9 @@ impl Registers {
             global_status: to_global(counted.global.overflowed) | counted.global.status,
             debugctl: self.debugctl,
             pmi_due: counted.global.pmi_due,
-            pebs_enable: pebs.enable,
-            pebs_data_cfg: pebs.data_cfg,
-            ds_area: pebs.ds_area,
+            pebs_enable: self.pebs.enable,
+            pebs_data_cfg: self.pebs.data_cfg,
+            ds_area: self.pebs.ds_area,
             lbr: lbr.and_then(lbr::Unit::save_intel),
         };
         for ((n, value), raw) in Counter::all()
@@ -117,13 +116,11 @@ impl Registers {
         }
         self.fixed_ctrl = state.fixed_ctr_ctrl;
         self.debugctl = state.debugctl;
-        if let Some(pebs) = &mut self.pebs {
-            *pebs = pebs::Registers {
-                enable: state.pebs_enable,
-                data_cfg: state.pebs_data_cfg,
-                ds_area: state.ds_area,
-            };
-        }
+        self.pebs = pebs::Registers {
+            enable: state.pebs_enable,
+            data_cfg: state.pebs_data_cfg,
+            ds_area: state.ds_area,
+        };
         if let (Some(unit), Some(state)) = (lbr, &state.lbr) {
             unit.restore_intel(state);
         }

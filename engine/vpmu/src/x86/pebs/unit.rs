@@ -15,13 +15,6 @@ pub(in crate::x86) struct Unit {
 }
 
 impl Unit {
-    pub(in crate::x86) fn new(registers: Registers) -> Self {
-        Self {
-            registers,
-            ..Self::default()
-        }
-    }
-
     /// Goes back to power-on reset. The statistics go on.
     pub(in crate::x86) fn reset(&mut self) {
         *self = Self {

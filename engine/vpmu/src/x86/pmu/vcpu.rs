@@ -164,9 +164,8 @@ impl<V: Events> Pmu<V> {
     }
 
     /// Returns what became of the overflows of counters that ask for PEBS records.
-    pub fn pebs_statistics(&self) -> pebs::Statistics {
-        let pebs = self.counters.pebs.as_ref();
-        pebs.map_or_else(pebs::Statistics::default, |pebs| pebs.statistics)
+    pub const fn pebs_statistics(&self) -> pebs::Statistics {
+        self.counters.pebs.statistics
     }
 
     /// Returns what `counter` is doing; `None` if there is no such counter.
