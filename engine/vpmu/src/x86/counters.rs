@@ -134,8 +134,8 @@ pub(super) struct Counters<V> {
     pub(super) freezing: (Option<Freeze>, bool),
     /// PEBS. Without it, no counter asks for a record.
     pub(super) pebs: pebs::Unit,
-    /// The last branch records, where the guest has them.
-    pub(super) lbr: Option<lbr::Unit>,
+    /// The last branch records.
+    pub(super) lbr: lbr::Unit,
 
     // What the controls say, as sets.
     /// Counters that the guest has switched on by their own controls, whatever the global registers say.
@@ -162,7 +162,7 @@ impl<V: Events> Counters<V> {
             global: Global::default(),
             freezing: (None, false),
             pebs: pebs::Unit::default(),
-            lbr: None,
+            lbr: lbr::Unit::none(),
             switched_on: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
             recording: CounterSet::EMPTY,
@@ -173,9 +173,7 @@ impl<V: Events> Counters<V> {
     pub(super) fn reset<H: CounterHost<CounterConfig>>(&mut self, gate: CounterSet, host: &mut H) {
         self.bank.reset(host);
         self.pebs.reset();
-        if let Some(lbr) = &mut self.lbr {
-            lbr.reset();
-        }
+        self.lbr.reset();
         let mut counted = Counted::default();
         counted.global.gate = gate;
         self.restore(&counted);
@@ -200,10 +198,8 @@ impl<V: Events> Counters<V> {
         }
         self.global = counted.global;
         // The branches that were waited for would have been those of the machine before.
-        if let Some(lbr) = &mut self.lbr {
-            lbr.pmi_delayed = false;
-            lbr.records_delayed = CounterSet::EMPTY;
-        }
+        self.lbr.pmi_delayed = false;
+        self.lbr.records_delayed = CounterSet::EMPTY;
     }
 
     /// From now on counter `n` does what `control` says.

@@ -161,15 +161,12 @@ impl<V: Events> Pmu<V> {
     fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.end_delay(host);
         // An overflow that this access finds is requested at once: the branches that follow are the driver's.
-        if let Some(lbr) = &mut self.counters.lbr {
-            lbr.delays = false;
-        }
+        self.counters.lbr.delays = false;
     }
 
     /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
     fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        // Nothing waits for branches where there are none.
-        if self.counters.lbr.is_some() && !self.counters.find_delays(host.follows_branches()) {
+        if !self.counters.find_delays(host.follows_branches()) {
             self.end_delay(host);
         }
     }
@@ -397,7 +394,7 @@ impl Registers {
     }
 
     /// Returns everything as one plain value.
-    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+    fn save(&self, counted: &Counted, lbr: &lbr::Unit) -> PmuState {
         match self {
             Self::Intel(registers) => PmuState::Intel(registers.save(counted, lbr)),
             Self::Amd(registers) => PmuState::Amd(registers.save(counted, lbr)),
@@ -416,7 +413,7 @@ impl Registers {
     }
 
     /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
-    fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
+    fn restore(&mut self, state: &PmuState, lbr: &mut lbr::Unit) -> Counted {
         match (self, state) {
             (Self::Intel(registers), PmuState::Intel(state)) => registers.restore(state, lbr),
             (Self::Amd(registers), PmuState::Amd(state)) => registers.restore(state, lbr),
@@ -453,11 +450,12 @@ impl Registers {
         }
     }
 
-    /// Returns last branch records as they are after power-on reset, where the guest has them.
-    fn lbr(&self) -> Option<lbr::Unit> {
-        match self {
+    /// Returns the last branch records as they are after power-on reset.
+    fn lbr(&self) -> lbr::Unit {
+        let unit = match self {
             Self::Intel(registers) => registers.capability.lbr.map(lbr::Unit::intel),
             Self::Amd(registers) => registers.capability.offered_lbr().map(lbr::Unit::amd),
-        }
+        };
+        unit.unwrap_or_else(lbr::Unit::none)
     }
 }

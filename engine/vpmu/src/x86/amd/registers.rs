@@ -161,7 +161,7 @@ impl Registers {
         }
     }
 
-    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: &lbr::Unit) -> PmuState {
         let interface = self.capability.interface;
         // What a guest cannot read is zero, so that equal guests have equal states. The engine's own note of who has
         // overflowed goes with it, which costs the next owner of the state a call and no count.
@@ -177,7 +177,7 @@ impl Registers {
             global_ctl: global(counted.global.gate),
             global_status: global(counted.global.overflowed) | counted.global.status,
             pmi_due: counted.global.pmi_due,
-            lbr: lbr.and_then(lbr::Unit::save_amd),
+            lbr: lbr.save_amd(),
         };
         for ((n, value), raw) in Counter::all()
             .zip(&mut state.perf_ctr)
@@ -218,11 +218,7 @@ impl Registers {
         lbr_fits(state.lbr.as_ref(), lbr.as_ref(), lbr::amd::State::check)
     }
 
-    pub(in crate::x86) fn restore(
-        &mut self,
-        state: &PmuState,
-        lbr: Option<&mut lbr::Unit>,
-    ) -> Counted {
+    pub(in crate::x86) fn restore(&mut self, state: &PmuState, lbr: &mut lbr::Unit) -> Counted {
         let mut counted = Counted::default();
         let global = &mut counted.global;
         global.pmi_due = state.pmi_due;
@@ -237,8 +233,8 @@ impl Registers {
             counted.values[n] = value;
             self.selects[n] = RawPerfEvtSel(raw);
         }
-        if let (Some(unit), Some(state)) = (lbr, &state.lbr) {
-            unit.restore_amd(state);
+        if let Some(state) = &state.lbr {
+            lbr.restore_amd(state);
         }
         counted
     }

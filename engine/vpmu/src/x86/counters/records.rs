@@ -21,7 +21,7 @@ impl<V: Events> Counters<V> {
         self.convert(sampled, host);
         for n in unrecorded - sampled {
             let has_branches = self.record_groups(n) & data_cfg::BRANCHES != 0;
-            if !(has_branches && self.delay_record(n)) {
+            if !(has_branches && self.lbr.delay_record(n, self.global.pmi_due)) {
                 self.write_record(n, host);
             }
         }
@@ -48,7 +48,7 @@ impl<V: Events> Counters<V> {
         };
         // Before the record, as the processor does it: a record that is lost costs one sample, not the period.
         self.reload(n, reset);
-        let branches = self.lbr.as_ref().and_then(lbr::Unit::last);
+        let branches = self.lbr.last();
         let written = overflow.write(guest, &mut area, branches);
         let statistics = &mut self.pebs.statistics;
         count(match written {

@@ -60,7 +60,7 @@ impl PmuState {
 }
 
 impl Registers {
-    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: &lbr::Unit) -> PmuState {
         let capability = &self.capability;
         let mut state = PmuState {
             layout: PmuState::LAYOUT,
@@ -78,7 +78,7 @@ impl Registers {
             pebs_enable: self.pebs.enable,
             pebs_data_cfg: self.pebs.data_cfg,
             ds_area: self.pebs.ds_area,
-            lbr: lbr.and_then(lbr::Unit::save_intel),
+            lbr: lbr.save_intel(),
         };
         for ((n, value), raw) in Counter::all()
             .zip(&mut state.pmc)
@@ -93,11 +93,7 @@ impl Registers {
         state
     }
 
-    pub(in crate::x86) fn restore(
-        &mut self,
-        state: &PmuState,
-        lbr: Option<&mut lbr::Unit>,
-    ) -> Counted {
+    pub(in crate::x86) fn restore(&mut self, state: &PmuState, lbr: &mut lbr::Unit) -> Counted {
         let global = Global {
             gate: from_global(state.global_ctrl),
             // One register, two fields: the bits that are no counter's freeze, or show the PEBS buffer's state.
@@ -121,8 +117,8 @@ impl Registers {
             data_cfg: state.pebs_data_cfg,
             ds_area: state.ds_area,
         };
-        if let (Some(unit), Some(state)) = (lbr, &state.lbr) {
-            unit.restore_intel(state);
+        if let Some(state) = &state.lbr {
+            lbr.restore_intel(state);
         }
         counted
     }

@@ -10,6 +10,8 @@ use crate::x86::status::Freeze;
 /// A vendor's registers, without the stack.
 #[derive(Clone, Debug)]
 enum Registers {
+    /// The guest has no last branch records.
+    None,
     Intel(intel::Registers),
     Amd(amd::Registers),
 }
@@ -33,6 +35,11 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
+    /// The unit of a guest without last branch records, which records none.
+    pub(in crate::x86) fn none() -> Self {
+        Self::new(Registers::None, 0)
+    }
+
     pub(in crate::x86) fn intel(capability: intel::Capability) -> Self {
         let depth = capability.deepest();
         Self::new(
@@ -64,6 +71,7 @@ impl Unit {
     /// Goes back to power-on reset. The statistics go on.
     pub(in crate::x86) fn reset(&mut self) {
         let fresh = match &self.registers {
+            Registers::None => Self::none(),
             Registers::Intel(registers) => Self::intel(registers.capability),
             Registers::Amd(registers) => Self::amd(registers.capability),
         };
@@ -76,6 +84,7 @@ impl Unit {
     /// RDMSR of `address`.
     pub(in crate::x86) fn read(&self, address: u32) -> Outcome {
         let value = match &self.registers {
+            Registers::None => return Outcome::NotHandled,
             Registers::Intel(registers) => match intel::Msr::decode(address) {
                 None => return Outcome::NotHandled,
                 Some(intel::Msr::Depth) => Some(self.stack.depth().into()),
@@ -94,6 +103,7 @@ impl Unit {
     /// WRMSR of `address`.
     pub(in crate::x86) fn write(&mut self, address: u32, value: u64) -> Outcome {
         let written = match &mut self.registers {
+            Registers::None => return Outcome::NotHandled,
             Registers::Intel(registers) => match intel::Msr::decode(address) {
                 None => return Outcome::NotHandled,
                 Some(intel::Msr::Depth) => match registers.capability.depth(value) {
@@ -127,6 +137,7 @@ impl Unit {
     /// Returns what the registers let record; `None`: they are disabled.
     pub(in crate::x86) fn filter(&self) -> Option<Filter> {
         match &self.registers {
+            Registers::None => None,
             Registers::Intel(registers) => registers.filter(),
             Registers::Amd(registers) => registers.filter(),
         }
@@ -135,6 +146,7 @@ impl Unit {
     /// Clears the bit that enables the unit, and returns whether it was set.
     pub(in crate::x86) fn disable(&mut self) -> bool {
         match &mut self.registers {
+            Registers::None => false,
             Registers::Intel(registers) => registers.disable(),
             Registers::Amd(registers) => registers.disable(),
         }
@@ -144,7 +156,7 @@ impl Unit {
     /// AMD's.
     pub(in crate::x86) const fn freezing(&self) -> (Option<Freeze>, bool) {
         match &self.registers {
-            Registers::Intel(_) => (None, false),
+            Registers::None | Registers::Intel(_) => (None, false),
             Registers::Amd(registers) => registers.freezing(),
         }
     }
@@ -241,7 +253,9 @@ impl Unit {
 
     /// `branch` is not recorded.
     pub(in crate::x86) fn drop_branch(&mut self) {
-        count(&mut self.statistics.filtered);
+        if !matches!(self.registers, Registers::None) {
+            count(&mut self.statistics.filtered);
+        }
     }
 
     /// Calls and returns in call-stack mode.
@@ -261,6 +275,7 @@ impl Unit {
 
     fn push(&mut self, filter: &Filter, branch: &Branch) {
         let entry = match &self.registers {
+            Registers::None => return,
             Registers::Intel(registers) => registers.entry(filter, branch),
             Registers::Amd(registers) => registers.entry(branch),
         };
@@ -271,21 +286,21 @@ impl Unit {
         }
     }
 
-    /// Returns the registers as Intel's state has them; `None`: they are AMD's.
+    /// Returns the registers as Intel's state has them; `None`: it has none of Intel's.
     pub(in crate::x86) fn save_intel(&self) -> Option<intel::State> {
         match &self.registers {
             Registers::Intel(registers) => Some(intel::State {
                 control: registers.control,
                 stack: self.stack.clone(),
             }),
-            Registers::Amd(_) => None,
+            Registers::None | Registers::Amd(_) => None,
         }
     }
 
-    /// Returns the registers as AMD's state has them; `None`: they are Intel's.
+    /// Returns the registers as AMD's state has them; `None`: it has none of AMD's.
     pub(in crate::x86) fn save_amd(&self) -> Option<amd::State> {
         match &self.registers {
-            Registers::Intel(_) => None,
+            Registers::None | Registers::Intel(_) => None,
             Registers::Amd(registers) => Some(registers.save(&self.stack)),
         }
     }

@@ -8,15 +8,14 @@ impl<V: Events> Pmu<V> {
     /// Returns which branches the guest wants recorded now; `None`: it has no [last branch records](lbr), they are
     /// disabled, or they are frozen. For an embedder that sees every branch, and need not decode unwanted ones.
     pub fn branch_filter(&self) -> Option<lbr::Filter> {
-        let lbr = self.counters.lbr.as_ref()?;
-        lbr.filter()
-            .filter(|_| !self.counters.global.are_branches_frozen())
+        let frozen = self.counters.global.are_branches_frozen();
+        self.counters.lbr.filter().filter(|_| !frozen)
     }
 
     /// Returns how many branches more a PMI waits for: 1 to 32, or 0 if no PMI waits. While that is not 0, the embedder
     /// [follows](CounterHost::follows_branches) its guest.
     pub fn branches_awaited(&self) -> u8 {
-        self.counters.lbr.as_ref().map_or(0, lbr::Unit::awaited)
+        self.counters.lbr.awaited()
     }
 
     /// Hands over a branch that the guest has taken, to be recorded if the guest wants that. Returns whether a PMI
@@ -26,15 +25,12 @@ impl<V: Events> Pmu<V> {
         branch: &lbr::Branch,
         host: &mut H,
     ) -> bool {
-        let frozen = self.counters.global.are_branches_frozen();
-        if let Some(lbr) = &mut self.counters.lbr {
-            match frozen {
-                true => lbr.drop_branch(),
-                false => lbr.record(branch),
-            }
-            if lbr.awaited() == 0 {
-                self.end_delay(host);
-            }
+        match self.counters.global.are_branches_frozen() {
+            true => self.counters.lbr.drop_branch(),
+            false => self.counters.lbr.record(branch),
+        }
+        if self.branches_awaited() == 0 {
+            self.end_delay(host);
         }
         self.pmi_due()
     }
@@ -49,16 +45,14 @@ impl<V: Events> Pmu<V> {
     /// Drops the branches that were handed over for this PMI, because the embedder has missed later ones. The PMI still
     /// waits for a full stack.
     pub fn lose_branches(&mut self) {
-        if let Some(lbr) = &mut self.counters.lbr {
-            lbr.lose();
-        }
+        self.counters.lbr.lose();
     }
 
     /// Clears the bit that enables the last branch records, and returns whether it was set. The processor does so at
     /// INIT, at a debug exception, and at an SMI, after which RSM sets the bit again (SDM vol. 3B, 19.1.4). All else that
     /// INIT does leaves the PMU as it is.
     pub fn disable_lbr<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
-        let was = self.counters.lbr.as_mut().is_some_and(lbr::Unit::disable);
+        let was = self.counters.lbr.disable();
         self.end_access(host);
         self.counters.apply(host);
         was
@@ -66,8 +60,7 @@ impl<V: Events> Pmu<V> {
 
     /// Returns what became of the branches that were handed over.
     pub fn lbr_statistics(&self) -> lbr::Statistics {
-        let lbr = self.counters.lbr.as_ref();
-        lbr.map_or_else(lbr::Statistics::default, |lbr| lbr.statistics)
+        self.counters.lbr.statistics
     }
 
     /// RDMSR of a register that is none of the counters'.
@@ -76,10 +69,7 @@ impl<V: Events> Pmu<V> {
         address: u32,
         host: &mut H,
     ) -> Outcome {
-        let Some(lbr) = &self.counters.lbr else {
-            return Outcome::NotHandled;
-        };
-        let outcome = lbr.read(address);
+        let outcome = self.counters.lbr.read(address);
         if outcome != Outcome::NotHandled {
             self.end_delay(host);
         }
@@ -93,15 +83,12 @@ impl<V: Events> Pmu<V> {
         value: u64,
         host: &mut H,
     ) -> Outcome {
-        let is_own = |lbr: &lbr::Unit| lbr.read(address) != Outcome::NotHandled;
-        if !self.counters.lbr.as_ref().is_some_and(is_own) {
+        if self.counters.lbr.read(address) == Outcome::NotHandled {
             return Outcome::NotHandled;
         }
         // A record that has waited is written before the branches change.
         self.begin_access(host);
-        let Some(lbr) = &mut self.counters.lbr else {
-            return Outcome::NotHandled;
-        };
+        let lbr = &mut self.counters.lbr;
         let freezing = lbr.freezing();
         let outcome = lbr.write(address, value);
         // Settling reads counters, which costs calls of the host: only where it matters.
@@ -118,10 +105,7 @@ impl<V: Events> Pmu<V> {
 
     /// What freezes is what the registers say now.
     pub(super) fn adopt_freezing(&mut self) {
-        let (counters, branches) = match &self.counters.lbr {
-            Some(lbr) => lbr.freezing(),
-            None => (None, false),
-        };
+        let (counters, branches) = self.counters.lbr.freezing();
         self.counters.freezing = (
             self.registers.freezing().or(counters),
             self.registers.freezes_branches() || branches,
@@ -130,7 +114,7 @@ impl<V: Events> Pmu<V> {
 
     /// What has waited for branches has those that there are.
     pub(super) fn end_delay<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.counters.is_anything_delayed() {
+        if self.counters.lbr.is_anything_delayed() {
             self.counters.end_delay(host);
             // The request may have stopped the counters, and a PEBS record gives its counter another value.
             self.counters.apply(host);

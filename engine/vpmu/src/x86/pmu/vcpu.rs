@@ -127,7 +127,7 @@ impl<V: Events> Pmu<V> {
         self.end_access(host);
         self.counters.apply(host);
         let counted = self.counters.counted();
-        self.registers.save(&counted, self.counters.lbr.as_ref())
+        self.registers.save(&counted, &self.counters.lbr)
     }
 
     /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
@@ -145,7 +145,7 @@ impl<V: Events> Pmu<V> {
         // Before anything changes, so that a refused state leaves the PMU as it was.
         self.registers.check(state)?;
         self.reset(host);
-        let counted = self.registers.restore(state, self.counters.lbr.as_mut());
+        let counted = self.registers.restore(state, &mut self.counters.lbr);
         self.counters.restore(&counted);
         self.adopt_all();
         self.end_access(host);
