@@ -112,15 +112,6 @@ pub(super) enum Effect {
     RecordArea,
 }
 
-/// What a guest can see of the counters beside its registers, as the registers save and restore it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Counted {
-    /// The counters' values.
-    pub(super) values: Slots<u64>,
-    /// The global registers, and the PMI.
-    pub(super) global: Global,
-}
-
 /// The counters of one PMU. What they do is in their [`Control`]s, as the registers said when these were last
 /// [`adopted`](Self::adopt): registers that were written since do not change what is counted before.
 #[derive(Clone, Debug)]
@@ -174,32 +165,10 @@ impl<V: Events> Counters<V> {
         self.bank.reset(host);
         self.pebs.reset();
         self.lbr.reset();
-        let mut counted = Counted::default();
-        counted.global.gate = gate;
-        self.restore(&counted);
-    }
-
-    /// Returns what a guest can see.
-    pub(super) fn counted(&self) -> Counted {
-        let mut counted = Counted {
-            global: self.global,
-            ..Counted::default()
+        self.global = Global {
+            gate,
+            ..Global::default()
         };
-        for n in self.bank.existing {
-            counted.values[n] = self.bank.counters[n].value;
-        }
-        counted
-    }
-
-    /// The other way round.
-    pub(super) fn restore(&mut self, counted: &Counted) {
-        for n in self.bank.existing {
-            self.bank.counters[n].value = counted.values[n];
-        }
-        self.global = counted.global;
-        // The branches that were waited for would have been those of the machine before.
-        self.lbr.pmi_delayed = false;
-        self.lbr.records_delayed = CounterSet::EMPTY;
     }
 
     /// From now on counter `n` does what `control` says.

@@ -9,12 +9,12 @@
 //! A write of an MSR has two sides: the register keeps a value, and the counters do something. When counts are taken,
 //! and in which order the host is called, is the same for both vendors and easy to get wrong. So [`Registers`] know
 //! neither counters nor host: a read answers with a [`Source`], a write with an [`Effect`], and the PMU alone acts on
-//! them.
+//! them. They get the counters only to be saved or restored with them.
 
 mod branches;
 mod vcpu;
 
-use super::counters::{Control, Counted, Counters, Effect, Source};
+use super::counters::{Control, Counters, Effect, Source};
 use super::intel::ConfigError;
 use super::status::Freeze;
 use super::{
@@ -394,10 +394,10 @@ impl Registers {
     }
 
     /// Returns everything as one plain value.
-    fn save(&self, counted: &Counted, lbr: &lbr::Unit) -> PmuState {
+    fn save<V: Events>(&self, counters: &Counters<V>) -> PmuState {
         match self {
-            Self::Intel(registers) => PmuState::Intel(registers.save(counted, lbr)),
-            Self::Amd(registers) => PmuState::Amd(registers.save(counted, lbr)),
+            Self::Intel(registers) => PmuState::Intel(registers.save(counters)),
+            Self::Amd(registers) => PmuState::Amd(registers.save(counters)),
         }
     }
 
@@ -412,15 +412,14 @@ impl Registers {
         }
     }
 
-    /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
-    fn restore(&mut self, state: &PmuState, lbr: &mut lbr::Unit) -> Counted {
+    /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and gives the rest of it to `counters`, which
+    /// are reset.
+    fn restore<V: Events>(&mut self, state: &PmuState, counters: &mut Counters<V>) {
         match (self, state) {
-            (Self::Intel(registers), PmuState::Intel(state)) => registers.restore(state, lbr),
-            (Self::Amd(registers), PmuState::Amd(state)) => registers.restore(state, lbr),
+            (Self::Intel(registers), PmuState::Intel(state)) => registers.restore(state, counters),
+            (Self::Amd(registers), PmuState::Amd(state)) => registers.restore(state, counters),
             // `check` has refused it.
-            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
-                Counted::default()
-            }
+            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {}
         }
     }
 

@@ -4,8 +4,8 @@
 //! reserved bits, and to PerfCntrGlobalStatus, which is read-only (the PPRs' register descriptions).
 
 use super::{Capability, Interface, MAX_COUNTERS, PmuState};
-use crate::counter::{Counter, CounterSet, Lost, Slots};
-use crate::x86::counters::{Control, Counted, Effect, Source};
+use crate::counter::{Counter, CounterSet, Events, Lost, Slots};
+use crate::x86::counters::{Control, Counters, Effect, Global, Source};
 use crate::x86::msr::msrs;
 use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr};
@@ -161,7 +161,7 @@ impl Registers {
         }
     }
 
-    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: &lbr::Unit) -> PmuState {
+    pub(in crate::x86) fn save<V: Events>(&self, counters: &Counters<V>) -> PmuState {
         let interface = self.capability.interface;
         // What a guest cannot read is zero, so that equal guests have equal states. The engine's own note of who has
         // overflowed goes with it, which costs the next owner of the state a call and no count.
@@ -174,16 +174,16 @@ impl Registers {
             interface,
             perf_ctl: [0; MAX_COUNTERS as usize],
             perf_ctr: [0; MAX_COUNTERS as usize],
-            global_ctl: global(counted.global.gate),
-            global_status: global(counted.global.overflowed) | counted.global.status,
-            pmi_due: counted.global.pmi_due,
-            lbr: lbr.save_amd(),
+            global_ctl: global(counters.global.gate),
+            global_status: global(counters.global.overflowed) | counters.global.status,
+            pmi_due: counters.global.pmi_due,
+            lbr: counters.lbr.save_amd(),
         };
         for ((n, value), raw) in Counter::all()
             .zip(&mut state.perf_ctr)
             .zip(&mut state.perf_ctl)
         {
-            *value = counted.values[n];
+            *value = counters.value(n);
             *raw = self.selects[n].0;
         }
         state
@@ -218,25 +218,30 @@ impl Registers {
         lbr_fits(state.lbr.as_ref(), lbr.as_ref(), lbr::amd::State::check)
     }
 
-    pub(in crate::x86) fn restore(&mut self, state: &PmuState, lbr: &mut lbr::Unit) -> Counted {
-        let mut counted = Counted::default();
-        let global = &mut counted.global;
-        global.pmi_due = state.pmi_due;
-        // Interfaces without the register let every counter count.
-        global.gate = self.capability.counters();
+    pub(in crate::x86) fn restore<V: Events>(
+        &mut self,
+        state: &PmuState,
+        counters: &mut Counters<V>,
+    ) {
+        let global = &mut counters.global;
+        *global = Global {
+            pmi_due: state.pmi_due,
+            // Interfaces without the register let every counter count.
+            gate: self.capability.counters(),
+            ..Global::default()
+        };
         if state.interface >= Interface::V2 {
             global.gate = CounterSet::from_bits(state.global_ctl as u32);
             global.overflowed = CounterSet::from_bits(state.global_status as u32);
             global.status = state.global_status & self.capability.status_bits();
         }
         for ((n, &value), &raw) in Counter::all().zip(&state.perf_ctr).zip(&state.perf_ctl) {
-            counted.values[n] = value;
+            counters.set_value(n, value);
             self.selects[n] = RawPerfEvtSel(raw);
         }
         if let Some(state) = &state.lbr {
-            lbr.restore_amd(state);
+            counters.lbr.restore_amd(state);
         }
-        counted
     }
 }
 

@@ -4,9 +4,8 @@ use super::registers::from_global;
 use super::{
     Capability, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, Registers, Version, to_global,
 };
-use crate::counter::{Counter, Slots};
-use crate::x86::counters::Counted;
-use crate::x86::counters::Global;
+use crate::counter::{Counter, Events};
+use crate::x86::counters::{Counters, Global};
 use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{RestoreError, lbr, pebs};
 
@@ -60,8 +59,8 @@ impl PmuState {
 }
 
 impl Registers {
-    pub(in crate::x86) fn save(&self, counted: &Counted, lbr: &lbr::Unit) -> PmuState {
-        let capability = &self.capability;
+    pub(in crate::x86) fn save<V: Events>(&self, counters: &Counters<V>) -> PmuState {
+        let (capability, global) = (&self.capability, &counters.global);
         let mut state = PmuState {
             layout: PmuState::LAYOUT,
             version: capability.version,
@@ -71,44 +70,46 @@ impl Registers {
             pmc: [0; 8],
             fixed_ctr: [0; 7],
             fixed_ctr_ctrl: self.fixed_ctrl,
-            global_ctrl: to_global(counted.global.gate),
-            global_status: to_global(counted.global.overflowed) | counted.global.status,
+            global_ctrl: to_global(global.gate),
+            global_status: to_global(global.overflowed) | global.status,
             debugctl: self.debugctl,
-            pmi_due: counted.global.pmi_due,
+            pmi_due: global.pmi_due,
             pebs_enable: self.pebs.enable,
             pebs_data_cfg: self.pebs.data_cfg,
             ds_area: self.pebs.ds_area,
-            lbr: lbr.save_intel(),
+            lbr: counters.lbr.save_intel(),
         };
         for ((n, value), raw) in Counter::all()
             .zip(&mut state.pmc)
             .zip(&mut state.perfevtsel)
         {
-            *value = counted.values[n];
+            *value = counters.value(n);
             *raw = self.selects[n].0;
         }
         for (n, value) in fixed().zip(&mut state.fixed_ctr) {
-            *value = counted.values[n];
+            *value = counters.value(n);
         }
         state
     }
 
-    pub(in crate::x86) fn restore(&mut self, state: &PmuState, lbr: &mut lbr::Unit) -> Counted {
-        let global = Global {
+    pub(in crate::x86) fn restore<V: Events>(
+        &mut self,
+        state: &PmuState,
+        counters: &mut Counters<V>,
+    ) {
+        counters.global = Global {
             gate: from_global(state.global_ctrl),
             // One register, two fields: the bits that are no counter's freeze, or show the PEBS buffer's state.
             overflowed: from_global(state.global_status),
             status: state.global_status & self.capability.status_bits(),
             pmi_due: state.pmi_due,
         };
-        let values = Slots::default();
-        let mut counted = Counted { values, global };
         for ((n, &value), &raw) in Counter::all().zip(&state.pmc).zip(&state.perfevtsel) {
-            counted.values[n] = value;
+            counters.set_value(n, value);
             self.selects[n] = RawPerfEvtSel(raw);
         }
         for (n, &value) in fixed().zip(&state.fixed_ctr) {
-            counted.values[n] = value;
+            counters.set_value(n, value);
         }
         self.fixed_ctrl = state.fixed_ctr_ctrl;
         self.debugctl = state.debugctl;
@@ -118,9 +119,8 @@ impl Registers {
             ds_area: state.ds_area,
         };
         if let Some(state) = &state.lbr {
-            lbr.restore_intel(state);
+            counters.lbr.restore_intel(state);
         }
-        counted
     }
 
     /// Refuses a state of another layout, version or set of counters, or with bits set that do not exist.

@@ -126,8 +126,7 @@ impl<V: Events> Pmu<V> {
         self.counters.settle(self.counters.unsettled(), host);
         self.end_access(host);
         self.counters.apply(host);
-        let counted = self.counters.counted();
-        self.registers.save(&counted, &self.counters.lbr)
+        self.registers.save(&self.counters)
     }
 
     /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
@@ -145,8 +144,7 @@ impl<V: Events> Pmu<V> {
         // Before anything changes, so that a refused state leaves the PMU as it was.
         self.registers.check(state)?;
         self.reset(host);
-        let counted = self.registers.restore(state, &mut self.counters.lbr);
-        self.counters.restore(&counted);
+        self.registers.restore(state, &mut self.counters);
         self.adopt_all();
         self.end_access(host);
         self.counters.apply(host);
