@@ -10,7 +10,7 @@ use core::mem;
 use core::num::NonZeroU64;
 
 use super::status::Freeze;
-use super::{CounterConfig, EventFilter, EventKind, lbr, pebs, status};
+use super::{CounterConfig, EventFilter, EventKind, RawPerfEvtSel, lbr, pebs, status};
 use crate::counter::{
     Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model, Policy, Slots,
 };
@@ -36,16 +36,8 @@ pub(super) struct Control {
 impl Control {
     /// A counter that does not exist.
     pub(super) const NONE: Self = Self {
-        event: CounterConfig {
-            // Any event will do: without a ring the counter gets no host event.
-            event: EventKind::Fixed(0),
-            user: false,
-            kernel: false,
-            edge: false,
-            invert: false,
-            threshold: 0,
-            only_c0: false,
-        },
+        // Any event will do: without a ring the counter gets no host event.
+        event: RawPerfEvtSel(0).counts(EventKind::Fixed(0)),
         on: false,
         interrupts: false,
         records: false,

@@ -36,7 +36,7 @@ impl RawPerfEvtSel {
 
 /// Fields of IA32_FIXED_CTR_CTRL, four bits for each counter (SDM 20.2.2, figure 20-2).
 pub mod fixed_ctrl {
-    use super::{CounterConfig, EventKind};
+    use super::{CounterConfig, EventKind, RawPerfEvtSel};
 
     /// Count at CPL 0.
     pub const OS: u64 = 1 << 0;
@@ -77,13 +77,9 @@ pub mod fixed_ctrl {
     pub const fn config(register: u64, n: u8) -> CounterConfig {
         let field = field(register, n);
         CounterConfig {
-            event: EventKind::Fixed(n),
             user: field & USR != 0,
             kernel: field & OS != 0,
-            edge: false,
-            invert: false,
-            threshold: 0,
-            only_c0: false,
+            ..RawPerfEvtSel(0).counts(EventKind::Fixed(n))
         }
     }
 }
