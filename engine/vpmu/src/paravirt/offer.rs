@@ -37,10 +37,8 @@ impl Offer {
     }
 
     /// Returns whether `event` is offered.
-    pub fn has_event(&self, event: ArchEvent) -> bool {
-        event
-            .cpuid_bit()
-            .is_some_and(|bit| self.events >> bit & 1 != 0)
+    pub const fn has_event(&self, event: ArchEvent) -> bool {
+        event.is_in(self.events)
     }
 
     pub(super) fn check(&self) -> Result<(), BadOffer> {

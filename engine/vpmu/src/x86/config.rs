@@ -180,6 +180,14 @@ impl ArchEvent {
             event => Some(event as u8),
         }
     }
+
+    /// Returns whether `events` have its bit. [`TscCycles`](Self::TscCycles) are never among them.
+    pub(crate) const fn is_in(self, events: u32) -> bool {
+        match self.cpuid_bit() {
+            Some(bit) => events >> bit & 1 != 0,
+            None => false,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -135,10 +135,6 @@ impl Capability {
 
     /// Returns whether `event` is backed.
     pub const fn has_event(&self, event: ArchEvent) -> bool {
-        match event.cpuid_bit() {
-            Some(bit) => self.events >> bit & 1 != 0,
-            // Topdown slots and the TSC's cycles are Intel's.
-            None => false,
-        }
+        event.is_in(self.events)
     }
 }

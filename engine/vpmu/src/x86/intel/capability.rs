@@ -201,10 +201,7 @@ impl Capability {
 
     /// Returns whether a general counter can count `event`. Fixed counters always can count theirs.
     pub const fn has_event(&self, event: ArchEvent) -> bool {
-        match event.cpuid_bit() {
-            Some(bit) => self.events >> bit & 1 != 0,
-            None => false,
-        }
+        event.is_in(self.events)
     }
 }
 
