@@ -66,21 +66,15 @@ pub struct Capability {
     pub other_debugctl: u64,
 }
 
-/// A register that controls the records.
+/// A register of the LBR stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Control {
+pub(super) enum Msr {
     /// LbrSelect.
     Select,
     /// DebugExtnCtl.
     Extension,
     /// DebugCtl.
     Debug,
-}
-
-/// A register of the LBR stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Msr {
-    Control(Control),
     /// The halves of a record.
     Record(Field, u8),
 }
@@ -89,9 +83,9 @@ impl Msr {
     pub(super) const fn decode(address: u32) -> Option<Self> {
         const END: u32 = FROM0 + 2 * DEPTH as u32 - 1;
         Some(match address {
-            LBR_SELECT => Self::Control(Control::Select),
-            DEBUG_EXTN_CTL => Self::Control(Control::Extension),
-            DEBUG_CTL => Self::Control(Control::Debug),
+            LBR_SELECT => Self::Select,
+            DEBUG_EXTN_CTL => Self::Extension,
+            DEBUG_CTL => Self::Debug,
             // A record's two registers are neighbours.
             FROM0..=END => {
                 let n = ((address - FROM0) / 2) as u8;
@@ -171,27 +165,31 @@ impl Registers {
         }
     }
 
-    pub(super) const fn control(&self, control: Control) -> u64 {
-        match control {
-            Control::Select => self.select,
-            Control::Extension => self.extension,
-            Control::Debug => self.debugctl,
-        }
+    /// `None`: #GP.
+    pub(super) fn read(&self, msr: Msr, stack: &Stack) -> Option<u64> {
+        Some(match msr {
+            Msr::Select => self.select,
+            Msr::Extension => self.extension,
+            Msr::Debug => self.debugctl,
+            Msr::Record(field, n) => return stack.field(field, n),
+        })
     }
 
     /// Reserved bits of the PMU's own registers are ignored, as in all of AMD's. Those of DebugCtl must be zero (APM vol.
     /// 2, 13.1.1.6). `None`: #GP.
-    pub(super) const fn set_control(&mut self, control: Control, value: u64) -> Option<()> {
-        match control {
+    pub(super) fn write(&mut self, msr: Msr, value: u64, stack: &mut Stack) -> Option<()> {
+        match msr {
             // Bits keep branches out: a register of zeros lets all pass.
-            Control::Select => self.select = value & lbr_select::ALL,
-            Control::Extension => self.extension = value & LBR_V2_ENABLE,
-            Control::Debug => {
+            Msr::Select => self.select = value & lbr_select::ALL,
+            Msr::Extension => self.extension = value & LBR_V2_ENABLE,
+            Msr::Debug => {
                 if value & !(debugctl::OWN | self.capability.other_debugctl) != 0 {
                     return None;
                 }
                 self.debugctl = value;
             }
+            // Linux clears them one by one.
+            Msr::Record(field, n) => return stack.set_field(field, n, value),
         }
         Some(())
     }

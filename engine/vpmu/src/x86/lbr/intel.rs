@@ -214,12 +214,25 @@ impl Registers {
     }
 
     /// `None`: #GP.
-    pub(super) const fn set_control(&mut self, value: u64) -> Option<()> {
-        // Unlike AMD's registers of records, whose reserved bits are ignored.
-        if value & self.capability.ctl_reserved() != 0 {
-            return None;
+    pub(super) fn read(&self, msr: Msr, stack: &Stack) -> Option<u64> {
+        match msr {
+            Msr::Control => Some(self.control),
+            Msr::Depth => Some(stack.depth().into()),
+            Msr::Record(field, n) => stack.field(field, n),
         }
-        self.control = value;
+    }
+
+    /// `None`: #GP.
+    pub(super) fn write(&mut self, msr: Msr, value: u64, stack: &mut Stack) -> Option<()> {
+        match msr {
+            // Unlike AMD's registers of records, whose reserved bits are ignored.
+            Msr::Control if value & self.capability.ctl_reserved() != 0 => return None,
+            Msr::Control => self.control = value,
+            // The write clears every record, also where the depth stays as it is (SDM vol. 3B, 19.1.2): so Linux empties
+            // the stack.
+            Msr::Depth => *stack = Stack::new(self.capability.depth(value)?),
+            Msr::Record(field, n) => stack.set_field(field, n, self.kept(field, value))?,
+        }
         Some(())
     }
 

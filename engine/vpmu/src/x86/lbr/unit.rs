@@ -83,54 +83,34 @@ impl Unit {
 
     /// RDMSR of `address`.
     pub(in crate::x86) fn read(&self, address: u32) -> Outcome {
+        let stack = &self.stack;
         let value = match &self.registers {
-            Registers::None => return Outcome::NotHandled,
-            Registers::Intel(registers) => match intel::Msr::decode(address) {
-                None => return Outcome::NotHandled,
-                Some(intel::Msr::Depth) => Some(self.stack.depth().into()),
-                Some(intel::Msr::Control) => Some(registers.control),
-                Some(intel::Msr::Record(field, n)) => self.stack.field(field, n),
-            },
-            Registers::Amd(registers) => match amd::Msr::decode(address) {
-                None => return Outcome::NotHandled,
-                Some(amd::Msr::Record(field, n)) => self.stack.field(field, n),
-                Some(amd::Msr::Control(control)) => Some(registers.control(control)),
-            },
+            Registers::None => None,
+            Registers::Intel(own) => intel::Msr::decode(address).map(|msr| own.read(msr, stack)),
+            Registers::Amd(own) => amd::Msr::decode(address).map(|msr| own.read(msr, stack)),
         };
-        value.map_or(Outcome::GeneralProtection, Outcome::Value)
+        match value {
+            Some(value) => value.map_or(Outcome::GeneralProtection, Outcome::Value),
+            None => Outcome::NotHandled,
+        }
     }
 
     /// WRMSR of `address`.
     pub(in crate::x86) fn write(&mut self, address: u32, value: u64) -> Outcome {
+        let stack = &mut self.stack;
         let written = match &mut self.registers {
-            Registers::None => return Outcome::NotHandled,
-            Registers::Intel(registers) => match intel::Msr::decode(address) {
-                None => return Outcome::NotHandled,
-                Some(intel::Msr::Depth) => match registers.capability.depth(value) {
-                    // The write clears every record, also where the depth stays as it is (SDM vol. 3B, 19.1.2): so
-                    // Linux empties the stack.
-                    Some(depth) => {
-                        self.stack = Stack::new(depth);
-                        Some(())
-                    }
-                    None => None,
-                },
-                Some(intel::Msr::Control) => registers.set_control(value),
-                Some(intel::Msr::Record(field, n)) => {
-                    let kept = registers.kept(field, value);
-                    self.stack.set_field(field, n, kept)
-                }
-            },
-            // Linux clears AMD's records one by one.
-            Registers::Amd(registers) => match amd::Msr::decode(address) {
-                None => return Outcome::NotHandled,
-                Some(amd::Msr::Record(field, n)) => self.stack.set_field(field, n, value),
-                Some(amd::Msr::Control(control)) => registers.set_control(control, value),
-            },
+            Registers::None => None,
+            Registers::Intel(own) => {
+                intel::Msr::decode(address).map(|msr| own.write(msr, value, stack))
+            }
+            Registers::Amd(own) => {
+                amd::Msr::decode(address).map(|msr| own.write(msr, value, stack))
+            }
         };
         match written {
-            Some(()) => Outcome::Done,
-            None => Outcome::GeneralProtection,
+            Some(Some(())) => Outcome::Done,
+            Some(None) => Outcome::GeneralProtection,
+            None => Outcome::NotHandled,
         }
     }
 
@@ -308,7 +288,7 @@ impl Unit {
     /// Goes on from a state that was checked.
     pub(in crate::x86) fn restore_intel(&mut self, state: &intel::State) {
         if let Registers::Intel(registers) = &mut self.registers {
-            let _ = registers.set_control(state.control);
+            registers.control = state.control;
             self.stack = state.stack.clone();
             // The records are of the guest that goes on: enabled, they stay.
             self.armed = true;
