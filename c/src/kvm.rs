@@ -15,7 +15,7 @@ use crate::counter::counter_state;
 use crate::room::{Mut, Ref, promised};
 use crate::state::{self, Saved};
 use crate::status::{VpmuOutcome, VpmuStatus};
-use handle::{Table, damaged, failed, misuse, refused, status, unsuitable};
+use handle::{Table, answer, damaged, failed, misuse, needed, refused, unsuitable};
 use vm::VMS;
 
 pub use filter::*;
@@ -83,31 +83,21 @@ impl Attached {
         self.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn deadline(&self) -> Result<&Deadline, VpmuStatus> {
+        let deadline = self.deadline.as_deref();
+        needed(deadline, "the guest was not offered a deadline")
+    }
+
     fn detached(&self) -> MutexGuard<'_, bool> {
         self.detached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Answers what `act` does with the vCPU.
-fn with(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu) -> VpmuStatus) -> VpmuStatus {
-    PMUS.with(pmu, |attached| act(&mut attached.vcpu()))
-}
-
 /// Does to the vCPU what always works.
 fn perform(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu)) -> VpmuStatus {
-    with(pmu, |vcpu| {
-        act(vcpu);
-        VpmuStatus::Ok
-    })
-}
-
-fn with_deadline(
-    pmu: *const VpmuKvm,
-    act: impl FnOnce(&Attached, &Deadline) -> VpmuStatus,
-) -> VpmuStatus {
-    PMUS.with(pmu, |attached| match &attached.deadline {
-        Some(deadline) => act(attached, deadline),
-        None => misuse("the guest was not offered a deadline"),
+    answer(|| {
+        act(&mut PMUS.find(pmu)?.vcpu());
+        Ok(())
     })
 }
 
@@ -117,10 +107,7 @@ fn with_deadline(
 /// unpublished. The file goes with the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_publish() -> VpmuStatus {
-    match vpmu_kvm::publish() {
-        Ok(_) => VpmuStatus::Ok,
-        Err(error) => refused(&error),
-    }
+    answer(|| vpmu_kvm::publish().map(drop).map_err(refused))
 }
 
 /// Makes the offered parts of a vCPU, out of reset, and puts them into `*pmu`. Give them back by `vpmu_kvm_detach`. The
@@ -133,28 +120,24 @@ pub extern "C" fn vpmu_kvm_attach(
     vcpu_fd: c_int,
     pmu: Mut<'_, *mut VpmuKvm>,
 ) -> VpmuStatus {
-    let Ok(vm) = VMS.find(vm) else {
-        return VpmuStatus::Misuse;
-    };
-    let Some(pmu) = pmu.get() else {
-        return misuse("a place for the PMU, at an address that is a multiple of 8");
-    };
-    let memory = Arc::clone(&vm.memory);
-    match Vcpu::attach(&vm_fd, &vcpu_fd, &vm.offer, &vm.options, memory) {
-        Ok(mut vcpu) => {
-            if let Some(rdpmc) = &vm.rdpmc {
-                vcpu.set_rdpmc(Arc::clone(rdpmc));
-            }
-            *pmu = PMUS.add(Attached {
-                deadline: vcpu.deadline(),
-                detached: Mutex::new(false),
-                vcpu: Mutex::new(vcpu),
-                rdpmc: vm.rdpmc.as_ref().map(Arc::clone),
-            });
-            VpmuStatus::Ok
+    answer(|| {
+        let vm = VMS.find(vm)?;
+        let what = "a place for the PMU, at an address that is a multiple of 8";
+        let pmu = needed(pmu.get(), what)?;
+        let memory = Arc::clone(&vm.memory);
+        let attached = Vcpu::attach(&vm_fd, &vcpu_fd, &vm.offer, &vm.options, memory);
+        let mut vcpu = attached.map_err(failed)?;
+        if let Some(rdpmc) = &vm.rdpmc {
+            vcpu.set_rdpmc(Arc::clone(rdpmc));
         }
-        Err(error) => failed(&error),
-    }
+        *pmu = PMUS.add(Attached {
+            deadline: vcpu.deadline(),
+            detached: Mutex::new(false),
+            vcpu: Mutex::new(vcpu),
+            rdpmc: vm.rdpmc.as_ref().map(Arc::clone),
+        });
+        Ok(())
+    })
 }
 
 /// Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused, and so is a wait in
@@ -200,26 +183,23 @@ pub extern "C" fn vpmu_kvm_kick_by_signal(pmu: *mut VpmuKvm, signal: c_int) -> V
 /// each KVM_RUN.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_before_run(pmu: *mut VpmuKvm) -> VpmuStatus {
-    with(pmu, |vcpu| status(vcpu.before_run()))
+    answer(|| PMUS.find(pmu)?.vcpu().before_run().map_err(failed))
 }
 
 /// Completes the exit if it is one of the parts', and puts one of `VPMU_KVM_COMPLETED`, `_KICKED` and `_YOURS` into `*what`.
 /// On the vCPU's thread, right after each KVM_RUN, however it ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, what: Mut<'_, u32>) -> VpmuStatus {
-    let Some(what) = what.get() else {
-        return misuse("a place for what it was, at an address that is a multiple of 4");
-    };
-    with(pmu, |vcpu| match vcpu.after_run() {
-        Ok(after) => {
-            *what = match after {
-                AfterRun::Completed => VPMU_KVM_COMPLETED,
-                AfterRun::Kicked => VPMU_KVM_KICKED,
-                AfterRun::Vmm => VPMU_KVM_YOURS,
-            };
-            VpmuStatus::Ok
-        }
-        Err(error) => failed(&error),
+    answer(|| {
+        let place = "a place for what it was, at an address that is a multiple of 4";
+        let what = needed(what.get(), place)?;
+        let after = PMUS.find(pmu)?.vcpu().after_run().map_err(failed)?;
+        *what = match after {
+            AfterRun::Completed => VPMU_KVM_COMPLETED,
+            AfterRun::Kicked => VPMU_KVM_KICKED,
+            AfterRun::Vmm => VPMU_KVM_YOURS,
+        };
+        Ok(())
     })
 }
 
@@ -236,16 +216,14 @@ pub extern "C" fn vpmu_kvm_save(
     length: Mut<'_, usize>,
 ) -> VpmuStatus {
     let place = promised!(state::place(buffer, room, length));
-    PMUS.with(pmu, |attached| {
-        let saved = || -> Saved {
-            let places = attached.rdpmc.as_ref().map(|rdpmc| rdpmc.save());
-            (attached.vcpu().save(), places)
-        };
-        match state::save(saved, place) {
-            VpmuStatus::Misuse => misuse(
-                "a buffer, and a place for its length, at an address that is a multiple of 8",
-            ),
-            status => status,
+    let what = "a buffer, and a place for its length, at an address that is a multiple of 8";
+    answer(|| {
+        let (attached, place) = (PMUS.find(pmu)?, needed(place, what)?);
+        let places = attached.rdpmc.as_ref().map(|rdpmc| rdpmc.save());
+        let mut saved: Saved = (attached.vcpu().save(), places);
+        match place.put(&mut saved) {
+            VpmuStatus::Ok => Ok(()),
+            status => Err(status),
         }
     })
 }
@@ -261,24 +239,25 @@ pub extern "C" fn vpmu_kvm_restore(
     if buffer.is_null() {
         return misuse("the saved bytes");
     }
-    let saved: Option<Saved> = state::read(promised!(state::source(buffer, length)));
-    let Some((vcpu, places)) = saved else {
-        return damaged();
-    };
-    PMUS.with(pmu, |attached| {
+    answer(|| {
+        let saved: Option<Saved> = state::read(promised!(state::source(buffer, length)));
+        let (vcpu, places) = saved.ok_or_else(damaged)?;
+        let attached = PMUS.find(pmu)?;
         if places.is_some() && attached.rdpmc.is_none() {
             // The guest's memory has instructions that nobody would complete.
-            return unsuitable("this guest's RDPMC needs a VM that was opened with rdpmc");
+            let text = "this guest's RDPMC needs a VM that was opened with rdpmc";
+            return Err(unsuitable(text));
         }
-        let status = status(attached.vcpu().restore(&vcpu));
-        if let (VpmuStatus::Ok, Some(places), Some(rdpmc)) = (status, places, &attached.rdpmc) {
-            rdpmc.restore(&places);
-        }
-        match status {
+        let restored = attached.vcpu().restore(&vcpu);
+        restored.map_err(|error| match failed(error) {
             // There can be such a PMU, but not here.
             VpmuStatus::Config => VpmuStatus::State,
             status => status,
+        })?;
+        if let (Some(places), Some(rdpmc)) = (places, &attached.rdpmc) {
+            rdpmc.restore(&places);
         }
+        Ok(())
     })
 }
 
@@ -329,21 +308,25 @@ pub extern "C" fn vpmu_kvm_set_msr(pmu: *mut VpmuKvm, index: u32, value: u64) ->
 /// after `vpmu_kvm_wake_deadline`, and is refused after `vpmu_kvm_detach`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_serve_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
-    with_deadline(pmu, |attached, deadline| match deadline.wait() {
-        Ok(()) => match attached.detached() {
-            detached if *detached => misuse("this handle was given back meanwhile"),
-            _held => status(deadline.expire()),
-        },
-        Err(error) => misuse(&format!("timerfd: {error}")),
+    answer(|| {
+        let attached = PMUS.find(pmu)?;
+        let deadline = attached.deadline()?;
+        let waited = deadline.wait();
+        waited.map_err(|error| misuse(&format!("timerfd: {error}")))?;
+        let detached = attached.detached();
+        if *detached {
+            return Err(misuse("this handle was given back meanwhile"));
+        }
+        deadline.expire().map_err(failed)
     })
 }
 
 /// Ends another thread's wait in `vpmu_kvm_serve_deadline`. The deadline stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_wake_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
-    with_deadline(pmu, |_, deadline| {
-        deadline.wake();
-        VpmuStatus::Ok
+    answer(|| {
+        PMUS.find(pmu)?.deadline()?.wake();
+        Ok(())
     })
 }
 
@@ -362,7 +345,7 @@ pub extern "C" fn vpmu_kvm_statistics(
             "statistics.size is not sizeof(struct vpmu_kvm_statistics) of this library's header",
         );
     };
-    with(pmu, |vcpu| {
+    perform(pmu, |vcpu| {
         let shared = vcpu.statistics();
         let statistics = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let exits = |kind: fn(&Exit) -> bool| {
@@ -382,7 +365,6 @@ pub extern "C" fn vpmu_kvm_statistics(
             pebs_lost: statistics.pebs.lost,
             longest_stuck_ns: statistics.longest_stuck_ns,
         };
-        VpmuStatus::Ok
     })
 }
 

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use vpmu_kvm::Filter;
 
-use super::handle::{misuse, status};
+use super::handle::{answer, failed, needed};
 use super::vm::{VMS, VpmuKvmVm};
 use crate::room::{Ref, promised};
 use crate::status::VpmuStatus;
@@ -39,30 +39,27 @@ pub extern "C" fn vpmu_kvm_intercept_beside(
     const DEFAULT_DENY: u32 = 1;
     const MOST: usize = 16;
     const MOST_MSRS: u32 = 0x600 * 8;
-    let Ok(vm) = VMS.find(vm) else {
-        return VpmuStatus::Misuse;
-    };
-    let Some(ranges) = promised!(ranges.slice(count, MOST)) else {
-        return misuse("ranges at an address that is a multiple of 8, at most 16");
-    };
-    let mut own = Filter {
-        denies_by_default: flags & DEFAULT_DENY != 0,
-        ranges: Vec::new(),
-    };
-    for range in ranges {
-        let bytes = range.nmsrs.div_ceil(8) as usize;
-        let most = MOST_MSRS.div_ceil(8) as usize;
-        let allowed = promised!(Ref::of(range.bitmap).slice(bytes, most));
-        let Some(allowed) = allowed else {
-            return misuse("a range without a bitmap, or with too many MSRs");
+    let what = "ranges at an address that is a multiple of 8, at most 16";
+    answer(|| {
+        let vm = VMS.find(vm)?;
+        let ranges = needed(promised!(ranges.slice(count, MOST)), what)?;
+        let mut own = Filter {
+            denies_by_default: flags & DEFAULT_DENY != 0,
+            ranges: Vec::new(),
         };
-        own.ranges.push(vpmu_kvm::FilterRange {
-            base: range.base,
-            count: range.nmsrs,
-            reads: range.flags & 1 != 0,
-            writes: range.flags & 2 != 0,
-            allowed: allowed.to_vec(),
-        });
-    }
-    status(vpmu_kvm::intercept_beside(&vm_fd, &vm.msrs(), &own))
+        for range in ranges {
+            let bytes = range.nmsrs.div_ceil(8) as usize;
+            let most = MOST_MSRS.div_ceil(8) as usize;
+            let allowed = promised!(Ref::of(range.bitmap).slice(bytes, most));
+            let what = "a range without a bitmap, or with too many MSRs";
+            own.ranges.push(vpmu_kvm::FilterRange {
+                base: range.base,
+                count: range.nmsrs,
+                reads: range.flags & 1 != 0,
+                writes: range.flags & 2 != 0,
+                allowed: needed(allowed, what)?.to_vec(),
+            });
+        }
+        vpmu_kvm::intercept_beside(&vm_fd, &vm.msrs(), &own).map_err(failed)
+    })
 }

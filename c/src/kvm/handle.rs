@@ -37,18 +37,6 @@ impl<T> Table<T> {
         found.ok_or_else(|| misuse("this handle was never given, or has been given back"))
     }
 
-    /// Answers what `act` does with the object of `handle`.
-    pub(crate) fn with<H>(
-        &self,
-        handle: *const H,
-        act: impl FnOnce(&T) -> VpmuStatus,
-    ) -> VpmuStatus {
-        match self.find(handle) {
-            Ok(object) => act(&object),
-            Err(status) => status,
-        }
-    }
-
     /// Forgets the object of `handle`, which ends when the last call that uses the object does. NULL is left alone.
     pub(crate) fn remove<H>(&self, handle: *const H) -> VpmuStatus {
         if handle.is_null() {
@@ -100,6 +88,16 @@ fn explain(text: &str) {
     });
 }
 
+/// Answers as `act` ends: done, or refused.
+pub(crate) fn answer(act: impl FnOnce() -> Result<(), VpmuStatus>) -> VpmuStatus {
+    act().err().unwrap_or(VpmuStatus::Ok)
+}
+
+/// Returns what the caller has given, or refuses the call: it needs `what`.
+pub(crate) fn needed<T>(given: Option<T>, what: &str) -> Result<T, VpmuStatus> {
+    given.ok_or_else(|| misuse(what))
+}
+
 pub(crate) fn misuse(text: &str) -> VpmuStatus {
     explain(text);
     VpmuStatus::Misuse
@@ -116,25 +114,18 @@ pub(crate) fn damaged() -> VpmuStatus {
 }
 
 /// Refuses what the host's folders do not allow.
-pub(crate) fn refused(error: &std::io::Error) -> VpmuStatus {
+pub(crate) fn refused(error: std::io::Error) -> VpmuStatus {
     explain(&error.to_string());
     VpmuStatus::Host
 }
 
 /// Returns what an error is for C. Its text stays for `vpmu_kvm_error`.
-pub(crate) fn failed(error: &Error) -> VpmuStatus {
+pub(crate) fn failed(error: Error) -> VpmuStatus {
     explain(&error.to_string());
     IS_FATAL.set(error.is_fatal());
     match error {
         Error::State(_) | Error::StateVersion(_) | Error::OtherOffer => VpmuStatus::State,
         Error::Config(_) | Error::Event(_) | Error::NoAmd => VpmuStatus::Config,
         _ => VpmuStatus::Host,
-    }
-}
-
-pub(crate) fn status(result: Result<(), Error>) -> VpmuStatus {
-    match result {
-        Ok(()) => VpmuStatus::Ok,
-        Err(error) => failed(&error),
     }
 }

@@ -10,7 +10,7 @@ use vpmu_kvm::{
     Source, amd, intel,
 };
 
-use super::handle::{Table, damaged, failed, misuse, status};
+use super::handle::{Table, answer, damaged, failed, misuse, needed};
 use super::memory::{Memory, VpmuKvmMemory};
 use crate::counter::policy;
 use crate::room::{self, Mut, Ref, promised};
@@ -196,7 +196,7 @@ impl VpmuKvmOptions {
             let source = promised!(state::source(Ref::of(self.saved), self.saved_length));
             let (vcpu, _) = state::read::<Saved>(source).ok_or_else(damaged)?;
             let offer = vcpu.offer();
-            offer.check(options).map_err(|error| failed(&error))?;
+            offer.check(options).map_err(failed)?;
             return Ok(offer);
         }
         let model = self.model().ok_or_else(|| {
@@ -204,7 +204,7 @@ impl VpmuKvmOptions {
         })?;
         let offer = match model {
             None => Offer::default(),
-            Some(model) => vpmu_kvm::detect(model, options).map_err(|error| failed(&error))?,
+            Some(model) => vpmu_kvm::detect(model, options).map_err(failed)?,
         };
         Ok(Offer {
             deadline: self.deadline,
@@ -246,38 +246,33 @@ pub extern "C" fn vpmu_kvm_open(
     let (Some(given), Some(vm)) = (options.get(), vm.get()) else {
         return misuse("options, and a place for the VM, at addresses that are multiples of 8");
     };
-    if given.reserved != 0 {
-        return misuse("options.reserved is not 0");
-    }
-    let Some(options) = given.options() else {
-        return misuse("a backing or a policy that there is not");
-    };
-    if let Err(error) = options.check() {
-        return failed(&error);
-    }
-    let offer = match given.offer(&options) {
-        Ok(offer) => offer,
-        Err(status) => return status,
-    };
-    let memory = memory.get().copied();
-    if (needs_memory(&offer) || given.rdpmc) && memory.is_none_or(|memory| memory.map.is_none()) {
-        return misuse(
-            "PEBS, RDPMC at run time, a paravirtual PMU and a deadline need the guest's memory",
-        );
-    }
-    let none = VpmuKvmMemory {
-        context: std::ptr::null_mut(),
-        map: None,
-        written: None,
-    };
-    *vm = VMS.add(Vm {
-        offer,
-        options,
-        memory: Arc::new(Memory(memory.unwrap_or(none))),
-        rdpmc: given.rdpmc.then(Arc::default),
-        warning: OnceLock::new(),
-    });
-    VpmuStatus::Ok
+    answer(|| {
+        if given.reserved != 0 {
+            return Err(misuse("options.reserved is not 0"));
+        }
+        let options = needed(given.options(), "a backing or a policy that there is not")?;
+        options.check().map_err(failed)?;
+        let offer = given.offer(&options)?;
+        let none = VpmuKvmMemory {
+            context: std::ptr::null_mut(),
+            map: None,
+            written: None,
+        };
+        let memory = memory.get().copied().unwrap_or(none);
+        if (needs_memory(&offer) || given.rdpmc) && memory.map.is_none() {
+            return Err(misuse(
+                "PEBS, RDPMC at run time, a paravirtual PMU and a deadline need the guest's memory",
+            ));
+        }
+        *vm = VMS.add(Vm {
+            offer,
+            options,
+            memory: Arc::new(Memory(memory)),
+            rdpmc: given.rdpmc.then(Arc::default),
+            warning: OnceLock::new(),
+        });
+        Ok(())
+    })
 }
 
 /// Gives a VM back. PMUs that are attached stay. NULL is left alone.
@@ -308,16 +303,17 @@ pub extern "C" fn vpmu_kvm_msrs(
     room: usize,
     count: Mut<'_, usize>,
 ) -> VpmuStatus {
-    VMS.with(vm, |vm| {
-        promised!(room::list(vm.msrs().into_iter(), msrs, room, count))
-    })
+    match VMS.find(vm) {
+        Ok(vm) => promised!(room::list(vm.msrs().into_iter(), msrs, room, count)),
+        Err(status) => status,
+    }
 }
 
 /// Has KVM hand the offered parts' MSRs over, and no others, and switches off KVM's own PMU. Before the first vCPU is made.
 /// A VMM with other MSRs of its own uses `vpmu_kvm_intercept_beside`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_intercept(vm: *const VpmuKvmVm, vm_fd: c_int) -> VpmuStatus {
-    VMS.with(vm, |vm| status(vpmu_kvm::intercept(&vm_fd, &vm.msrs())))
+    answer(|| vpmu_kvm::intercept(&vm_fd, &VMS.find(vm)?.msrs()).map_err(failed))
 }
 
 /// One entry of a vCPU's CPUID, laid out as Linux's `struct kvm_cpuid_entry2`.
@@ -392,14 +388,13 @@ pub extern "C" fn vpmu_kvm_cpuid(
 /// this value before the vCPU runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_misc_enable(vm: *const VpmuKvmVm, value: Mut<'_, u64>) -> VpmuStatus {
-    let Ok(vm) = VMS.find(vm) else {
-        return VpmuStatus::Misuse;
-    };
-    let Some(value) = value.get() else {
-        return misuse("a place for the value, at an address that is a multiple of 8");
-    };
-    *value = vm.offer.misc_enable(*value);
-    VpmuStatus::Ok
+    answer(|| {
+        let vm = VMS.find(vm)?;
+        let what = "a place for the value, at an address that is a multiple of 8";
+        let value = needed(value.get(), what)?;
+        *value = vm.offer.misc_enable(*value);
+        Ok(())
+    })
 }
 
 /// Returns the system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever.
