@@ -7,8 +7,8 @@ use vpmu::counter::Counter;
 use crate::counter::{counter_state, policy, report};
 use crate::filter::VpmuArmFilter;
 use crate::host::{Host, VpmuHost};
-use crate::pmu::{self, Guest};
-use crate::room::{self, Held, Mut, Ref, Room, promised};
+use crate::pmu;
+use crate::room::{self, Mut, Ref, Room, promised};
 use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
@@ -66,13 +66,9 @@ pub struct VpmuArm {
 }
 
 impl Room for VpmuArm {
-    type Value = Held<EmulatedPmu, Host>;
-    const MARK: u64 = u64::from_le_bytes(*b"vpmu-arm");
-}
-
-impl Guest for VpmuArm {
     type Pmu = EmulatedPmu;
     type Host = Host;
+    const MARK: u64 = u64::from_le_bytes(*b"vpmu-arm");
 }
 
 /// Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: the ID register
@@ -198,6 +194,6 @@ pub extern "C" fn vpmu_arm_overflow(pmu: Mut<'_, VpmuArm>, counter: u8, what: u3
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_arm_counter_state(pmu: Mut<'_, VpmuArm>, counter: u8) -> i32 {
     room::with(pmu, |held| {
-        counter_state(Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter)))
+        counter_state(counter, |n| held.pmu.counter_state(n))
     })
 }

@@ -1,15 +1,14 @@
 //! The Arm PMU that is emulated on the counters of the CPU.
 
 use vpmu::arm::emulated::BackedPmu;
-use vpmu::counter::Counter;
 
 use crate::arm::VpmuArmConfig;
 use crate::counter::counter_state;
 use crate::filter::VpmuArmFilter;
 use crate::partition::{VpmuPartitionConfig, VpmuTraps};
-use crate::pmu::{self, Guest};
+use crate::pmu;
 use crate::registers::{Registers, VpmuRegisters};
-use crate::room::{self, Held, Mut, Ref, Room, promised};
+use crate::room::{self, Mut, Ref, Room, promised};
 use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
@@ -21,13 +20,9 @@ pub struct VpmuBacked {
 }
 
 impl Room for VpmuBacked {
-    type Value = Held<BackedPmu, Registers>;
-    const MARK: u64 = u64::from_le_bytes(*b"vpmuback");
-}
-
-impl Guest for VpmuBacked {
     type Pmu = BackedPmu;
     type Host = Registers;
+    const MARK: u64 = u64::from_le_bytes(*b"vpmuback");
 }
 
 /// Makes a PMU out of reset in `pmu`, on a vCPU that runs on this CPU: `config` says what the guest finds, and `cpu`
@@ -178,6 +173,6 @@ pub extern "C" fn vpmu_backed_set_filter(
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_backed_counter_state(pmu: Mut<'_, VpmuBacked>, counter: u8) -> i32 {
     room::with(pmu, |held| {
-        counter_state(Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter)))
+        counter_state(counter, |n| held.pmu.counter_state(n))
     })
 }

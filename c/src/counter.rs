@@ -1,6 +1,6 @@
 //! What host counters and the guest's have in common on x86 and Arm.
 
-use vpmu::counter::{CounterState, Policy, Report};
+use vpmu::counter::{Counter, CounterState, Policy, Report};
 
 use crate::status::VpmuStatus;
 
@@ -38,8 +38,12 @@ pub(crate) fn report(number: u32) -> Option<Report> {
     })
 }
 
-pub(crate) fn counter_state(state: Option<CounterState>) -> i32 {
-    match state {
+/// Returns what the counter of this number is doing, by what `state` says of it.
+pub(crate) fn counter_state(
+    number: u8,
+    state: impl FnOnce(Counter) -> Option<CounterState>,
+) -> i32 {
+    match Counter::new(number).and_then(state) {
         None => VpmuStatus::Misuse as i32,
         Some(CounterState::Paused) => VPMU_COUNTER_PAUSED,
         Some(CounterState::Counting) => VPMU_COUNTER_COUNTING,

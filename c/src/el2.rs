@@ -185,13 +185,12 @@ pub extern "C" fn vpmu_el2_inject(esr: u64, vcpu: Ref<'_, VpmuEl2Vcpu>) -> VpmuS
 /// Serves a trapped access with this ESR_EL2 in full, in AArch64 or AArch32: the guest goes on behind it, or with an
 /// exception. `false`: it is no access of a PMU register, and nothing has changed.
 fn exit<G: Guest>(pmu: Mut<'_, G>, esr: u64, given: Ref<'_, VpmuEl2Vcpu>) -> bool {
-    let act = |held: &mut G::Value| {
+    room::with(pmu, |held| {
         let mut serve = |register: Register, level: ExceptionLevel, written: Option<u64>| {
             held.pmu.access(register, level, written, &mut held.host)
         };
         complete(esr, given, &mut serve)
-    };
-    room::with(pmu, act)
+    })
 }
 
 /// Has `serve` perform the access, and completes it for the guest.

@@ -9,7 +9,7 @@ use core::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vpmu_kvm::{AfterRun, Backing, Counter, Deadline, Exit, Kick, Rdpmc, Vcpu};
+use vpmu_kvm::{AfterRun, Backing, Deadline, Exit, Kick, Rdpmc, Vcpu};
 
 use crate::counter::counter_state;
 use crate::room::{Mut, Ref, promised};
@@ -372,10 +372,7 @@ pub extern "C" fn vpmu_kvm_statistics(
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_counter_state(pmu: *mut VpmuKvm, counter: u8) -> i32 {
     match PMUS.find(pmu) {
-        Ok(attached) => {
-            let vcpu = attached.vcpu();
-            counter_state(Counter::new(counter).and_then(|counter| vcpu.counter_state(counter)))
-        }
+        Ok(attached) => counter_state(counter, |n| attached.vcpu().counter_state(n)),
         Err(status) => status as i32,
     }
 }

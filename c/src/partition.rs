@@ -5,9 +5,9 @@ use vpmu::arm::partition::{
 };
 
 use crate::filter::VpmuArmFilter;
-use crate::pmu::{self, Guest};
+use crate::pmu;
 use crate::registers::{Registers, VpmuRegisters};
-use crate::room::{self, Held, Mut, Ref, Room, promised};
+use crate::room::{self, Mut, Ref, Room, promised};
 use crate::state;
 use crate::status::{VpmuOutcome, VpmuStatus};
 
@@ -77,17 +77,13 @@ pub struct VpmuPartition {
 }
 
 impl Room for VpmuPartition {
-    type Value = Held<PartitionedPmu, Registers>;
-    const MARK: u64 = u64::from_le_bytes(*b"vpmupart");
-
-    fn note(held: &Self::Value) -> u64 {
-        held.pmu.acts_at_exit().into()
-    }
-}
-
-impl Guest for VpmuPartition {
     type Pmu = PartitionedPmu;
     type Host = Registers;
+    const MARK: u64 = u64::from_le_bytes(*b"vpmupart");
+
+    fn note(pmu: &PartitionedPmu) -> u64 {
+        pmu.acts_at_exit().into()
+    }
 }
 
 impl VpmuPartitionConfig {

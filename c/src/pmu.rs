@@ -9,7 +9,7 @@ use vpmu::arm::{
 use crate::filter::VpmuArmFilter;
 use crate::host::Host;
 use crate::registers::{Registers, decode};
-use crate::room::{self, Held, Mut, Ref, Room};
+use crate::room::{self, Held, Mut, Ref, Room, Value};
 use crate::state::{self, Place, Source};
 use crate::status::{VpmuOutcome, VpmuStatus};
 
@@ -86,10 +86,9 @@ shape!(BackedPmu, Registers, restore_put, |_registers|);
 shape!(PartitionedPmu, Registers, restore, |registers| registers);
 
 /// A room that holds one of them.
-pub(crate) trait Guest: Room<Value = Held<Self::Pmu, Self::Host>> {
-    type Pmu: Pmu<Self::Host>;
-    type Host: Copy;
-}
+pub(crate) trait Guest: Room<Pmu: Pmu<Self::Host>, Host: Copy> {}
+
+impl<R: Room<Pmu: Pmu<R::Host>, Host: Copy>> Guest for R {}
 
 /// Makes a PMU out of reset over `host`, by `make`.
 pub(crate) fn init<G: Guest>(
@@ -97,7 +96,7 @@ pub(crate) fn init<G: Guest>(
     host: G::Host,
     make: impl FnOnce(&mut G::Pmu, &mut G::Host) -> VpmuStatus,
 ) -> VpmuStatus {
-    let vacant = |at: *mut G::Value| {
+    let vacant = |at: *mut Value<G>| {
         // SAFETY: `room::init` passes room for a value.
         unsafe {
             (&raw mut (*at).pmu).write(const { G::Pmu::VACANT });
@@ -129,7 +128,7 @@ pub(crate) fn access<G: Guest>(
     } else {
         ExceptionLevel::El1
     };
-    room::with(pmu, |Held { pmu, host }: &mut G::Value| {
+    room::with(pmu, |Held { pmu, host }| {
         let outcome = match decode(iss) {
             None => Outcome::NotHandled,
             Some((register, write)) => pmu.access(register, level, write.then_some(*value), host),
@@ -140,7 +139,7 @@ pub(crate) fn access<G: Guest>(
 
 /// The level of the guest's interrupt.
 pub(crate) fn line<G: Guest>(pmu: Mut<'_, G>) -> bool {
-    room::with(pmu, |held: &mut G::Value| held.pmu.line(&mut held.host))
+    room::with(pmu, |held| held.pmu.line(&mut held.host))
 }
 
 /// Performs what cannot fail.
@@ -148,7 +147,7 @@ pub(crate) fn perform<G: Guest>(
     pmu: Mut<'_, G>,
     act: impl FnOnce(&mut G::Pmu, &mut G::Host),
 ) -> VpmuStatus {
-    room::perform(pmu, |held: &mut G::Value| {
+    room::perform(pmu, |held| {
         act(&mut held.pmu, &mut held.host);
     })
 }
@@ -158,7 +157,7 @@ pub(crate) fn save<G: Guest>(pmu: Mut<'_, G>, place: Option<Place<'_>>) -> VpmuS
     let Some(place) = place else {
         return VpmuStatus::Misuse;
     };
-    room::with(pmu, |held: &mut G::Value| {
+    room::with(pmu, |held| {
         let mut state = PmuState::reset(PmuVersion::V3, 0);
         held.pmu.save_into(&mut state, &mut held.host);
         place.put(&mut state)
@@ -167,7 +166,7 @@ pub(crate) fn save<G: Guest>(pmu: Mut<'_, G>, place: Option<Place<'_>>) -> VpmuS
 
 /// Goes on from `source`.
 pub(crate) fn restore<G: Guest>(pmu: Mut<'_, G>, source: Source<'_>) -> VpmuStatus {
-    room::with(pmu, |held: &mut G::Value| {
+    room::with(pmu, |held| {
         // Around the state's time on the stack, not within it: these two go deepest.
         let runs = held.pmu.stop(&mut held.host);
         let status = state::restore(source, |state: &PmuState| {

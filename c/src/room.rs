@@ -133,25 +133,30 @@ impl<'a, T> Mut<'a, T> {
 
 /// Memory of the caller's that a C struct describes as opaque words.
 pub(crate) trait Room: Sized {
-    /// What is kept there.
-    type Value;
+    /// The PMU that is kept there.
+    type Pmu;
+    /// Its host counters, or the registers of the CPU.
+    type Host;
 
-    /// Marks room that holds a [`Value`](Self::Value), so that a PMU that was never initialized is
+    /// Marks room that holds a PMU, so that a PMU that was never initialized is
     /// told from one that was.
     const MARK: u64;
 
-    /// Returns what the caller may read of the value without a call.
-    fn note(_: &Self::Value) -> u64 {
+    /// Returns what the caller may read of the PMU without a call.
+    fn note(_: &Self::Pmu) -> u64 {
         0
     }
 }
 
-/// A PMU with its host counters, or with the registers of the CPU.
+/// What is kept in a room.
 #[derive(Debug)]
 pub(crate) struct Held<P, H> {
     pub(crate) pmu: P,
     pub(crate) host: H,
 }
+
+/// What is kept in `R`.
+pub(crate) type Value<R> = Held<<R as Room>::Pmu, <R as Room>::Host>;
 
 /// What the room really holds.
 #[repr(C)]
@@ -188,12 +193,12 @@ impl Answer for i32 {
 /// value that is wanted. Room that held nothing still does where `init` fails.
 pub(crate) fn init<R: Room>(
     mut room: Mut<'_, R>,
-    vacant: impl FnOnce(*mut R::Value),
-    init: impl FnOnce(&mut R::Value) -> VpmuStatus,
+    vacant: impl FnOnce(*mut Value<R>),
+    init: impl FnOnce(&mut Value<R>) -> VpmuStatus,
 ) -> VpmuStatus {
     const {
-        assert!(size_of::<Filled<R::Value>>() <= size_of::<R>());
-        assert!(align_of::<Filled<R::Value>>() <= align_of::<R>());
+        assert!(size_of::<Filled<Value<R>>>() <= size_of::<R>());
+        assert!(align_of::<Filled<Value<R>>>() <= align_of::<R>());
     }
     if room.0.is_null() || !room.0.is_aligned() {
         return VpmuStatus::Misuse;
@@ -201,7 +206,7 @@ pub(crate) fn init<R: Room>(
     if value(room.again()).is_some() {
         return with(room, init);
     }
-    let filled = room.0.cast::<Filled<R::Value>>();
+    let filled = room.0.cast::<Filled<Value<R>>>();
     // SAFETY: the room is large and aligned enough, as asserted above, and the caller's to write.
     let value = unsafe { &raw mut (*filled).value };
     vacant(value);
@@ -209,7 +214,7 @@ pub(crate) fn init<R: Room>(
     let value = unsafe { &mut *value };
     let status = init(value);
     if status == VpmuStatus::Ok {
-        let note = R::note(value);
+        let note = R::note(&value.pmu);
         // SAFETY: as above.
         unsafe {
             (&raw mut (*filled).note).write(note);
@@ -223,8 +228,8 @@ pub(crate) fn init<R: Room>(
 #[cfg(feature = "x86")]
 pub(crate) fn fill<R: Room>(
     mut room: Mut<'_, R>,
-    value: R::Value,
-    end: impl FnOnce(&mut R::Value),
+    value: Value<R>,
+    end: impl FnOnce(&mut Value<R>),
 ) -> VpmuStatus {
     if let Some(before) = self::value(room.again()) {
         end(before);
@@ -232,36 +237,36 @@ pub(crate) fn fill<R: Room>(
         return VpmuStatus::Ok;
     }
     // SAFETY: `init` passes room for a value.
-    let put = |at: *mut R::Value| unsafe { at.write(value) };
+    let put = |at: *mut Value<R>| unsafe { at.write(value) };
     init(room, put, |_| VpmuStatus::Ok)
 }
 
 /// Answers what `act` does with what `room` holds.
 pub(crate) fn with<R: Room, A: Answer>(
     room: Mut<'_, R>,
-    act: impl FnOnce(&mut R::Value) -> A,
+    act: impl FnOnce(&mut Value<R>) -> A,
 ) -> A {
-    let filled = room.0.cast::<Filled<R::Value>>();
+    let filled = room.0.cast::<Filled<Value<R>>>();
     let Some(held) = value(room) else {
         return A::MISUSE;
     };
     let answer = act(held);
-    let note = R::note(held);
+    let note = R::note(&held.pmu);
     // SAFETY: `value` has found a value in the room, which the caller's promise makes ours.
     unsafe { (*filled).note = note };
     answer
 }
 
 /// [`with`], for what cannot fail.
-pub(crate) fn perform<R: Room>(room: Mut<'_, R>, act: impl FnOnce(&mut R::Value)) -> VpmuStatus {
-    with(room, |held: &mut R::Value| {
+pub(crate) fn perform<R: Room>(room: Mut<'_, R>, act: impl FnOnce(&mut Value<R>)) -> VpmuStatus {
+    with(room, |held| {
         act(held);
         VpmuStatus::Ok
     })
 }
 
 /// Returns what `room` holds, or `None` where that is nothing.
-pub(crate) fn value<'a, R: Room>(room: Mut<'a, R>) -> Option<&'a mut R::Value> {
+pub(crate) fn value<'a, R: Room>(room: Mut<'a, R>) -> Option<&'a mut Value<R>> {
     if room.0.is_null() || !room.0.is_aligned() {
         return None;
     }
@@ -270,7 +275,7 @@ pub(crate) fn value<'a, R: Room>(room: Mut<'a, R>) -> Option<&'a mut R::Value> {
         return None;
     }
     // SAFETY: only `init` writes the mark, and a value with it.
-    Some(unsafe { &mut (*room.0.cast::<Filled<R::Value>>()).value })
+    Some(unsafe { &mut (*room.0.cast::<Filled<Value<R>>>()).value })
 }
 
 /// Writes `numbers`, as many as there is `room` for, to `to`, and how many there are to `count`.

@@ -62,7 +62,8 @@ pub struct VpmuX86 {
 }
 
 impl Room for VpmuX86 {
-    type Value = Held<Pmu, Host>;
+    type Pmu = Pmu;
+    type Host = Host;
     const MARK: u64 = u64::from_le_bytes(*b"vpmu-x86");
 }
 
@@ -304,7 +305,7 @@ pub extern "C" fn vpmu_x86_end_slice(pmu: Mut<'_, VpmuX86>) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_x86_counter_state(pmu: Mut<'_, VpmuX86>, counter: u8) -> i32 {
     room::with(pmu, |held| {
-        counter_state(Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter)))
+        counter_state(counter, |n| held.pmu.counter_state(n))
     })
 }
 
