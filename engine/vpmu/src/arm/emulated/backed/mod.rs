@@ -290,10 +290,9 @@ impl<V: Events> BackedPmu<V> {
 
     /// Returns all that the guest could find out, up to this moment: see [`EmulatedPmu::save`].
     pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
-        if self.pmu.open {
-            self.take_all(regs);
-        }
-        self.pmu.save(&mut self.backing.host(self.pmu.open, regs))
+        let mut state = PmuState::reset(self.plan.version(), 0);
+        self.save_into(&mut state, regs);
+        state
     }
 
     /// As [`save`](Self::save), into a state that is there already, whatever it holds.
@@ -334,21 +333,15 @@ impl<V: Events> BackedPmu<V> {
         state: &PmuState,
         regs: &mut R,
     ) -> Result<(), RestoreError> {
-        if self.pmu.open {
-            self.close(regs);
+        let runs = self.is_loaded();
+        if runs {
+            self.put(regs);
         }
-        // What is enabled counts at once, which a guest before it may have left the registers unfit for. Those of a vCPU
-        // that does not run are another's: `load` writes them.
-        let is_loaded = self.pmu.bank.loaded;
-        if is_loaded && !self.ready {
-            self.close_registers(regs);
+        let restored = self.restore_put(state, regs);
+        if runs {
+            self.load(regs);
         }
-        self.pmu
-            .restore(state, &mut self.backing.host(false, regs))?;
-        if is_loaded {
-            self.write_closed_pmuserenr(regs);
-        }
-        Ok(())
+        restored
     }
 
     /// Returns how often the physical counters were programmed, started and stopped.
