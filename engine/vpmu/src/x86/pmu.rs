@@ -16,7 +16,6 @@ mod vcpu;
 
 use super::counters::{Control, Counters, Effect, Source};
 use super::intel::ConfigError;
-use super::status::Freeze;
 use super::{
     Capability, CounterConfig, Outcome, PmuConfig, PmuState, RestoreError, Ring, amd, intel, lbr,
 };
@@ -430,16 +429,6 @@ impl Registers {
             Self::Intel(_) => true,
             Self::Amd(registers) => registers.capability.interface >= amd::Interface::V2,
         }
-    }
-
-    /// Returns how the request of a PMI stops the counters; `None`: they go on.
-    fn freezing(&self) -> Option<Freeze> {
-        self.intel().and_then(intel::Registers::freezing)
-    }
-
-    /// Whether the request of a PMI stops the last branch records.
-    fn freezes_branches(&self) -> bool {
-        self.intel().is_some_and(intel::Registers::freezes_branches)
     }
 
     fn intel(&self) -> Option<&intel::Registers> {

@@ -320,17 +320,17 @@ impl Registers {
         }
     }
 
-    /// SDM 18.4.7.
-    pub(in crate::x86) fn freezing(&self) -> Option<Freeze> {
+    /// Returns how the request of a PMI stops the counters, and whether it stops the last branch records: SDM 18.4.7.
+    pub(in crate::x86) fn freezing(&self) -> (Option<Freeze>, bool) {
         let style = match self.capability.version {
             Version::V2 | Version::V3 => Freeze::Gate,
             Version::V4 | Version::V5 => Freeze::Status,
         };
-        (self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0).then_some(style)
-    }
-
-    pub(in crate::x86) fn freezes_branches(&self) -> bool {
-        self.debugctl & debugctl::FREEZE_LBRS_ON_PMI != 0
+        let has = |bit| self.debugctl & bit != 0;
+        (
+            has(debugctl::FREEZE_PERFMON_ON_PMI).then_some(style),
+            has(debugctl::FREEZE_LBRS_ON_PMI),
+        )
     }
 
     /// Returns the number of general counter `n`, if it exists.

@@ -105,11 +105,11 @@ impl<V: Events> Pmu<V> {
 
     /// What freezes is what the registers say now.
     pub(super) fn adopt_freezing(&mut self) {
-        let (counters, branches) = self.counters.lbr.freezing();
-        self.counters.freezing = (
-            self.registers.freezing().or(counters),
-            self.registers.freezes_branches() || branches,
-        );
+        self.counters.freezing = match self.registers.intel() {
+            Some(registers) => registers.freezing(),
+            // AMD's register is one of the last branch records'.
+            None => self.counters.lbr.freezing(),
+        };
     }
 
     /// What has waited for branches has those that there are.
