@@ -2,7 +2,6 @@
 
 use core::ffi::c_void;
 
-use vpmu::arm::emulated::EmulatedConfig;
 use vpmu::arm::partition::{Features, PmuRegisters as _, TrapRegisters};
 use vpmu::arm::{ExceptionLevel, Outcome, Register};
 use vpmu_el2::PhysicalPmu;
@@ -125,23 +124,16 @@ pub extern "C" fn vpmu_el2_backed_config(
     let Some(config) = vpmu_el2::partition_config(cpu.host_counters, []) else {
         return VpmuStatus::Config;
     };
-    let EmulatedConfig {
-        counters,
-        el3,
-        aarch32,
-        identity,
-        pmmir,
-        ..
-    } = vpmu_el2::emulated_config(&config);
+    let own = vpmu_el2::emulated_config(&config);
     *told = VpmuArmConfig {
         id_aa64dfr0: cpu.id_aa64dfr0,
-        counters,
-        el3,
-        aarch32,
-        implementer: identity.implementer,
-        idcode: identity.code,
+        counters: own.counters,
+        el3: own.el3,
+        aarch32: own.aarch32,
+        implementer: own.identity.implementer,
+        idcode: own.identity.code,
         pmceid: cpu.pmceid,
-        pmmir,
+        pmmir: own.pmmir,
         policy: 0,
         filter: cpu.filter,
     };

@@ -120,28 +120,18 @@ pub extern "C" fn vpmu_x86_config(version: u8, config: Mut<'_, VpmuX86Config>) -
     let Some(known) = Version::from_number(version).filter(|_| version <= 5) else {
         return VpmuStatus::Config;
     };
-    let intel::Capability {
-        general,
-        general_width,
-        fixed,
-        fixed_width,
-        events,
-        pdcm,
-        full_width_writes,
-        other_debugctl,
-        ..
-    } = intel::Capability::new(known);
+    let most = intel::Capability::new(known);
     *config = VpmuX86Config {
         version,
-        general,
-        general_width,
-        fixed_width,
-        fixed,
-        events,
-        pdcm,
-        full_width_writes,
+        general: most.general,
+        general_width: most.general_width,
+        fixed_width: most.fixed_width,
+        fixed: most.fixed,
+        events: most.events,
+        pdcm: most.pdcm,
+        full_width_writes: most.full_width_writes,
         policy: VPMU_POLICY_REUSE_PAUSED,
-        other_debugctl,
+        other_debugctl: most.other_debugctl,
     };
     VpmuStatus::Ok
 }

@@ -18,7 +18,6 @@ use core::num::NonZeroU64;
 
 use super::device::Device;
 use super::page::{Page, RECORD, RECORDS, word};
-use super::samples::Samples;
 use crate::counter::{Counter, CounterHost, CounterSet, FAR, Model};
 use crate::x86::pebs::{BATCH, MANY, Sample, Statistics};
 use crate::x86::{CounterConfig, Ring};
@@ -157,24 +156,20 @@ impl Device {
             }
             number += 1;
         }
-        let Samples {
-            buffer,
-            head,
-            statistics,
-            ..
-        } = &mut self.samples;
+        let own = &mut self.samples;
+        let statistics = &mut own.statistics;
         statistics.filtered = (statistics.filtered).wrapping_add(samples.len() as u64 - number);
         // A tail that the guest has not got from here leaves no room, or room that overwrites its own records.
-        let unread = head.wrapping_sub(page.load(word::TAIL));
+        let unread = own.head.wrapping_sub(page.load(word::TAIL));
         let fits = number.min(RECORDS.saturating_sub(unread));
         let mut rest = bytes.get(..RECORD * fits as usize).unwrap_or_default();
         let mut written = 0;
-        while !rest.is_empty() && *buffer != 0 {
-            let place = head.wrapping_add(written) % RECORDS;
+        while !rest.is_empty() && own.buffer != 0 {
+            let place = own.head.wrapping_add(written) % RECORDS;
             // In two pieces where the buffer's end is between.
             let length = rest.len().min((RECORDS - place) as usize * RECORD);
             let (piece, others) = rest.split_at_checked(length).unwrap_or_default();
-            let at = buffer.checked_add(place * RECORD as u64);
+            let at = own.buffer.checked_add(place * RECORD as u64);
             if !at.is_some_and(|at| page.write(at, piece)) {
                 break;
             }
@@ -182,11 +177,11 @@ impl Device {
             rest = others;
         }
         if written != 0 {
-            *head = head.wrapping_add(written);
+            own.head = own.head.wrapping_add(written);
             statistics.records = statistics.records.wrapping_add(written);
             statistics.sampled = statistics.sampled.wrapping_add(written);
             // Behind the records: a guest that sees the head sees them.
-            page.store(word::HEAD, *head);
+            page.store(word::HEAD, own.head);
         }
         number - written
     }

@@ -254,11 +254,7 @@ impl Plan {
 
     /// The guest's counters that neither MDCR_EL2 nor a trap keeps from counting at EL2.
     fn escape_mdcr(&self) -> CounterSet {
-        let PartitionConfig {
-            features: Features { version, .. },
-            isolation,
-            ..
-        } = self.config;
+        let (version, isolation) = (self.version(), self.config.isolation);
         // A trapped write of a type goes through `kept_pmevtyper`, which takes the request out.
         let masked = self.is_trapped(Register::Pmccfiltr, true).is_some();
         if self.unguarded || masked {

@@ -15,8 +15,8 @@ use core::{fmt, iter};
 
 use super::{Features, Isolation, PmuRegisters, quiet, traps::mdcr};
 use crate::arm::{
-    CPU_CYCLES, CYCLE_COUNTER, Encoding, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper, Register,
-    SW_INCR, pmcr, pmuserenr,
+    CPU_CYCLES, CYCLE_COUNTER, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper, Register, SW_INCR,
+    pmcr, pmuserenr,
 };
 use crate::counter::{Counter, CounterSet};
 
@@ -36,15 +36,9 @@ impl Attacker {
     /// Returns the instruction that writes x1 (r1) to `register`, or reads it into x0 (r0): an MSR or MRS in A64, an
     /// MCR or MRC in A32.
     pub const fn instruction(self, register: Register, write: bool) -> u32 {
-        let Encoding {
-            op0,
-            op1,
-            crn,
-            crm,
-            op2,
-        } = register.encoding();
-        let (op0, op1, op2) = (op0 as u32, op1 as u32, op2 as u32);
-        let (crn, crm) = (crn as u32, crm as u32);
+        let name = register.encoding();
+        let (op0, op1, op2) = (name.op0 as u32, name.op1 as u32, name.op2 as u32);
+        let (crn, crm) = (name.crn as u32, name.crm as u32);
         let (read, rt) = (!write as u32, write as u32);
         match self {
             Self::El1 | Self::El0 => {
