@@ -8,13 +8,13 @@ use crate::Result;
 use crate::host::tool;
 use crate::image::artifacts;
 use crate::image::job::Notify;
-use crate::spec::design::{Freeze, Lbr, Pebs};
-use crate::spec::{Machine, OurVmm};
+use crate::spec::Request;
+use crate::spec::design::{Design, Freeze, Lbr, Pebs, Pmu};
 
 /// Runs the guest in real time, at the speed of the machine.
 pub(super) struct Direct<'a> {
-    pub(super) machine: &'a Machine,
-    pub(super) vmm: &'a OurVmm,
+    pub(super) request: &'a Request,
+    pub(super) design: Design,
 }
 
 impl Backend for Direct<'_> {
@@ -27,8 +27,8 @@ impl Backend for Direct<'_> {
     }
 
     fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch> {
-        let boot = parts.boot(self.machine.arch, folder)?;
-        let options = arguments(self.machine, self.vmm);
+        let boot = parts.boot(self.request.machine.arch, folder)?;
+        let options = arguments(self.request, self.design);
         let mut arguments: Vec<OsString> = options.iter().map(OsString::from).collect();
         arguments.extend(["--kernel".into(), boot.kernel.into_os_string()]);
         if let Some(initrd) = boot.initrd {
@@ -42,28 +42,36 @@ impl Backend for Direct<'_> {
 }
 
 /// Returns the arguments of this project's x86 VMM, without kernel and initrd.
-pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
+pub(super) fn arguments(request: &Request, design: Design) -> Vec<String> {
     let words = [
         "--vcpus",
-        &machine.vcpus.to_string(),
+        &request.machine.vcpus.to_string(),
         "--memory",
-        &format!("{}M", machine.memory),
+        &format!("{}M", request.machine.memory),
         "--policy",
-        vmm.policy.name(),
+        design.policy.unwrap_or_default().name(),
         "--model",
-        vmm.model.name(),
+        request.model.name(),
         "--measure",
         // A nested host keeps its files in memory and boots once, so nothing would read a cache.
         "--no-kernel-cache",
     ];
-    let paravirtual = vmm.paravirtual.then_some("--paravirt");
-    let perfmon = vmm.perfmon.map(|version| format!("--perfmon={version}"));
-    let words = words.into_iter().chain(paravirtual).map(str::to_owned);
-    let lbr = (vmm.lbr != Lbr::Off).then(|| format!("--lbr={}", vmm.lbr.name()));
-    let pebs = (vmm.pebs != Pebs::Off).then(|| format!("--pebs={}", vmm.pebs.name()));
-    let freeze = (vmm.freeze != Freeze::Vm).then(|| format!("--freeze={}", vmm.freeze.name()));
-    let backing = (vmm.backing).map(|backing| format!("--backing={}", backing.name()));
-    let words = words.chain(perfmon).chain(pebs).chain(lbr).chain(freeze);
-    let words = words.chain(backing);
-    words.chain(vmm.options.iter().cloned()).collect()
+    let mut words = words.map(str::to_owned).to_vec();
+    if design.pmu == Pmu::Paravirt {
+        words.push("--paravirt".to_owned());
+    } else {
+        words.extend(
+            request
+                .perfmon
+                .map(|version| format!("--perfmon={version}")),
+        );
+        let (pebs, lbr) = (request.pebs, request.lbr);
+        words.extend((pebs != Pebs::Off).then(|| format!("--pebs={}", pebs.name())));
+        words.extend((lbr != Lbr::Off).then(|| format!("--lbr={}", lbr.name())));
+    }
+    let freeze = request.freeze;
+    words.extend((freeze != Freeze::Vm).then(|| format!("--freeze={}", freeze.name())));
+    words.extend((request.backing).map(|backing| format!("--backing={}", backing.name())));
+    words.extend_from_slice(request.our_vmm_args());
+    words
 }

@@ -3,11 +3,14 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use crate::image::archive::Archive;
 use crate::image::disk::BootDisk;
-use crate::image::job::HOST_UEFI;
 
 /// A KVM host's disks, in the order of its machine's.
 const HOST_DISKS: [&str; 2] = ["/dev/vda", "/dev/vdb"];
+
+/// The places of UEFI's code and variables in the KVM host.
+const HOST_UEFI: [&str; 2] = ["guest/uefi-code.fd", "guest/uefi-variables.fd"];
 
 /// Returns the options of a machine whose first disk is the one to boot from and whose second is the run's job. Nothing
 /// that the machine writes is kept. The machine has the disk's firmware only if it `boots` by itself.
@@ -38,6 +41,15 @@ pub(super) fn in_host(disk: &BootDisk, has_job: bool) -> Vec<String> {
     let uefi =
         (disk.uefi.is_some()).then(|| uefi_drives(HOST_UEFI.map(|file| format!("/{file}")), ""));
     options(drives.chain(uefi.into_iter().flatten())).collect()
+}
+
+/// Puts what such a host needs into its file tree.
+pub(super) fn put(disk: &BootDisk, archive: &mut Archive) {
+    // The host loads modules in the order of their names.
+    archive.copy("vpmu/modules/9-virtio_blk.ko.xz", 0o644, &disk.driver);
+    for (place, path) in HOST_UEFI.into_iter().zip(disk.uefi.iter().flatten()) {
+        archive.copy(place, 0o644, path);
+    }
 }
 
 /// Returns the drives of UEFI's firmware, whose variables the guest may write: into the file, or, by `more`, elsewhere.

@@ -24,7 +24,7 @@ use std::process;
 use crate::Result;
 use crate::error::Failure;
 use crate::image::job::Notify;
-use crate::spec::{Guest, Machine, Way};
+use crate::spec::{Guest, Request, Way};
 use vpmu_measure::Record;
 
 pub(crate) use parts::Parts;
@@ -83,21 +83,21 @@ pub(crate) enum End {
     HostReset,
 }
 
-/// Returns the backend that runs `guest`.
-pub(crate) fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
-    match &guest.way {
-        Way::Native => Box::new(native::Native(machine)),
-        Way::Monitor(monitor) => Box::new(monitor::Monitor {
-            machine,
-            pmu: guest.design.pmu,
-            monitor,
+/// Returns the backend that runs `guest` as `request` wants it.
+pub(crate) fn of<'a>(request: &'a Request, guest: &'a Guest) -> Box<dyn Backend + 'a> {
+    let design = guest.design;
+    match guest.way {
+        Way::Native => Box::new(native::Native(&request.machine)),
+        Way::Monitor => Box::new(monitor::Monitor {
+            request,
+            pmu: design.pmu,
         }),
         Way::Nested(vmm) => Box::new(nested::Nested {
-            machine,
+            request,
             guest,
             vmm,
         }),
-        Way::Direct(vmm) => Box::new(direct::Direct { machine, vmm }),
+        Way::Direct => Box::new(direct::Direct { request, design }),
     }
 }
 

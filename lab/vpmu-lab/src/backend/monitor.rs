@@ -11,15 +11,14 @@ use crate::image::artifacts;
 use crate::image::job::Notify;
 use crate::spec::arch::Arch;
 use crate::spec::design::Pmu;
-use crate::spec::{Machine, OurMonitor, SecondPayload, SecondRequest};
+use crate::spec::{Request, SecondPayload, SecondRequest};
 use crate::{Error, Result};
 
 /// The monitor and its guest in one boot file.
 pub(super) struct Monitor<'a> {
-    pub(super) machine: &'a Machine,
+    pub(super) request: &'a Request,
     /// The monitor's design.
     pub(super) pmu: Pmu,
-    pub(super) monitor: &'a OurMonitor,
 }
 
 /// The file in a guest's folder to which the second guest's serial port is written.
@@ -27,25 +26,25 @@ pub(crate) const SECOND_CONSOLE: &str = "second";
 
 impl Monitor<'_> {
     /// Returns the monitor's words on the kernel command line. The monitor takes them out.
-    fn words(&self, second: Option<&SecondRequest>) -> String {
+    fn words(&self) -> String {
         let mut words = match self.pmu {
             Pmu::Direct => "vpmu.pmu=partitioned vpmu.interrupts=direct".to_owned(),
             pmu => format!("vpmu.pmu={pmu}"),
         };
-        if let Some(count) = self.monitor.host_counters {
+        if let Some(count) = self.request.kept_counters(self.pmu) {
             words += &format!(" vpmu.host_counters={count}");
         }
-        if let Some(profile) = &self.monitor.profile {
+        if let Some(profile) = self.request.profile_of(self.pmu) {
             words += &format!(" vpmu.host_profile={profile}");
             if profile.borrow {
                 words += " vpmu.borrow";
             }
         }
-        if let Some(slice) = second.and_then(|second| second.slice) {
-            words += &format!(" vpmu.slice={slice}");
-        }
-        if second.is_some_and(|second| second.eager) {
-            words += " vpmu.switch=eager";
+        if let Some(second) = &self.request.second {
+            words.extend((second.slice).map(|slice| format!(" vpmu.slice={slice}")));
+            if second.eager {
+                words += " vpmu.switch=eager";
+            }
         }
         words
     }
@@ -53,8 +52,8 @@ impl Monitor<'_> {
 
 impl Backend for Monitor<'_> {
     fn check(&self) -> Result<()> {
-        artifacts::find(self.machine.arch, artifacts::MONITOR)?;
-        qemu::check(self.machine)
+        artifacts::find(self.request.machine.arch, artifacts::MONITOR)?;
+        qemu::check(&self.request.machine)
     }
 
     fn notify(&self) -> Notify {
@@ -62,11 +61,11 @@ impl Backend for Monitor<'_> {
     }
 
     fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch> {
-        let arch = self.machine.arch;
+        let machine = &self.request.machine;
+        let arch = machine.arch;
         let mut boot = parts.boot(arch, folder)?;
         let monitor = artifacts::find(arch, artifacts::MONITOR)?;
-        let request = parts.request.second.as_ref();
-        let second = request.map(|second| {
+        let second = self.request.second.as_ref().map(|second| {
             let boot = second_boot(second, parts, arch, folder)?;
             Ok((boot, second.memory()))
         });
@@ -74,10 +73,10 @@ impl Backend for Monitor<'_> {
         let file = boot_file::build(&monitor, &boot.kernel, second.as_ref())?;
         boot.kernel = folder.join("boot");
         fs::write(&boot.kernel, file).map_err(Error::file("write", &boot.kernel))?;
-        boot.append = format!("{} {}", self.words(request), boot.append)
+        boot.append = format!("{} {}", self.words(), boot.append)
             .trim()
             .to_owned();
-        let mut launch = qemu::launch(self.machine, self.machine.memory, boot.options())?;
+        let mut launch = qemu::launch(machine, machine.memory, boot.options())?;
         if second.is_some() {
             let mut file = OsString::from("file:");
             file.push(folder.join(SECOND_CONSOLE));
@@ -118,31 +117,24 @@ fn second_boot(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Request;
 
     #[test]
     fn words_for_the_monitor() {
-        let machine = Request::new(Arch::Aarch64).machine;
-        let words = |pmu, host_counters, profile| {
-            let monitor = OurMonitor {
+        let words = |pmu, host_counters, host_profile| {
+            let request = &Request {
                 host_counters,
-                profile,
+                host_profile,
+                ..Request::new(Arch::Aarch64)
             };
-            let (machine, monitor) = (&machine, &monitor);
-            Monitor {
-                machine,
-                pmu,
-                monitor,
-            }
-            .words(None)
+            Monitor { request, pmu }.words()
         };
-        assert_eq!(words(Pmu::Emulated, None, None), "vpmu.pmu=emulated");
+        assert_eq!(words(Pmu::Emulated, 0, None), "vpmu.pmu=emulated");
         assert_eq!(
-            words(Pmu::Direct, Some(0), None),
+            words(Pmu::Direct, 0, None),
             "vpmu.pmu=partitioned vpmu.interrupts=direct vpmu.host_counters=0"
         );
         assert_eq!(
-            words(Pmu::Partitioned, Some(2), "1000".parse().ok()),
+            words(Pmu::Partitioned, 2, "1000".parse().ok()),
             "vpmu.pmu=partitioned vpmu.host_counters=2 vpmu.host_profile=1000,0x11"
         );
     }

@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use super::parts::{Boot, command_line};
 use super::{Backend, End, Launch, Parts, direct, disk, qemu};
 use crate::error::STUCK;
-use crate::image::archive::concatenate;
+use crate::image::archive::{Archive, concatenate};
 use crate::image::artifacts;
-use crate::image::images::unpack_kernel;
-use crate::image::job::{self, Exec, HostJob, Notify, settle_ms};
+use crate::image::host_kernel::HostKernel;
+use crate::image::images::{Images, unpack_kernel};
+use crate::image::job::{Notify, settle_ms};
+use crate::image::program::OwnProgram;
 use crate::image::theirs::{self, TheirProgram};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
-use crate::spec::{Guest, Machine, Time, Vmm};
+use crate::spec::{Guest, Machine, Request, Time, Vmm, disturbance};
 use crate::{Failure, Result, usage};
-use vpmu_measure::{Host, Record};
+use vpmu_measure::{Host, HostJob, HostVmm, Record};
 
 /// Memory that a KVM host needs beside its guest's, MiB: its own file tree,
 /// twice while it is unpacked, and the guest's.
@@ -25,6 +27,9 @@ const KVM_HOST_MEMORY: u32 = 1024;
 /// is not: the guest's user space then has no port.
 const NO_VAPIC: [&str; 2] = ["-global", "kvm-apic.vapic=off"];
 
+/// An option for the VMM that restores a saved guest. No other VMM gets it.
+const RESTORING: &str = "--drop-paravirt";
+
 /// A machine whose KVM cannot hand a PMU over.
 const NO_PMU: &str = "--pmu mediated needs a processor with AMD's PerfMonV2, which the lab gives to machines in counted time \
     on a QEMU that has it: script/qemu builds one, and --qemu or VPMU_QEMU takes its folder (in real time: --cpu \
@@ -32,9 +37,9 @@ const NO_PMU: &str = "--pmu mediated needs a processor with AMD's PerfMonV2, whi
 
 /// A guest one level further down than under the other designs.
 pub(super) struct Nested<'a> {
-    pub(super) machine: &'a Machine,
+    pub(super) request: &'a Request,
     pub(super) guest: &'a Guest,
-    pub(super) vmm: &'a Vmm,
+    pub(super) vmm: Vmm,
 }
 
 impl Nested<'_> {
@@ -42,16 +47,16 @@ impl Nested<'_> {
     fn memory(&self) -> u32 {
         let guest = match self.vmm {
             // The saved guest's file and the guest restored from it are both in memory.
-            Vmm::Ours(vmm) if vmm.saves() => 3 * self.machine.memory,
-            Vmm::Patched(vmm) if vmm.is_disturbed() => 3 * self.machine.memory,
-            _ => self.machine.memory,
+            Vmm::Ours if self.request.saves() => 3 * self.request.machine.memory,
+            Vmm::Patched if self.request.is_disturbed() => 3 * self.request.machine.memory,
+            _ => self.request.machine.memory,
         };
         guest + KVM_HOST_MEMORY
     }
 
     /// Tells whether the host is a PC whose instructions QEMU counts.
     fn is_counted_pc(&self) -> bool {
-        self.machine.arch == Arch::X86_64 && self.guest.time == Time::Counted
+        self.request.machine.arch == Arch::X86_64 && self.guest.time == Time::Counted
     }
 
     /// Returns the number of the host's processors.
@@ -60,7 +65,7 @@ impl Nested<'_> {
             // QEMU executes no two processors at once while it counts instructions, but each for long turns. Several
             // PCs' processors also take so many interrupts that it delivers one of them twice.
             true => 1,
-            false => self.machine.vcpus,
+            false => self.request.machine.vcpus,
         }
     }
 
@@ -73,36 +78,41 @@ impl Nested<'_> {
             false => "",
         };
         // A watchdog would take a counter, as in the lab's guests. A KVM that mediates then refuses every vCPU.
-        command_line(self.machine.arch) + one_timer + " nmi_watchdog=0"
+        command_line(self.request.machine.arch) + one_timer + " nmi_watchdog=0"
     }
 
-    /// Tells whether the host's KVM hands the PMU over to the guest.
-    fn mediates(&self) -> bool {
-        *self.vmm == Vmm::Mediated
+    /// Returns the host's kernel, where that hands the PMU over to the guest.
+    fn newest_kernel<'a>(&self, parts: &Parts<'a>) -> Option<&'a HostKernel> {
+        parts.host_kernel.filter(|_| self.vmm == Vmm::Mediated)
     }
 
     /// Returns the guest's kernel as an ELF file, where the user's VMM asks for one.
-    fn unpacked(&self, parts: &Parts<'_>, folder: &Path) -> Result<Option<PathBuf>> {
-        match (self.vmm, parts.own_kernel(), parts.images) {
-            (Vmm::Theirs(_), _, _) if !theirs::wants_unpacked(parts.request)? => Ok(None),
-            (Vmm::Theirs(_), Some(own), _) => {
-                let path = folder.join("vmlinux");
-                unpack_kernel(own, &path)?;
-                Ok(Some(path))
-            }
-            (Vmm::Theirs(_), None, Some(images)) => images.boot_kernel(self.machine.arch).map(Some),
-            _ => Ok(None),
+    fn unpacked(
+        &self,
+        parts: &Parts<'_>,
+        images: &Images,
+        folder: &Path,
+    ) -> Result<Option<PathBuf>> {
+        let is_theirs = matches!(self.vmm, Vmm::Theirs { .. });
+        if !is_theirs || !theirs::wants_unpacked(self.request)? {
+            return Ok(None);
         }
+        let Some(own) = parts.own_kernel() else {
+            return images.boot_kernel(self.request.machine.arch).map(Some);
+        };
+        let path = folder.join("vmlinux");
+        unpack_kernel(own, &path)?;
+        Ok(Some(path))
     }
 
     /// Returns the options of the stock QEMU in the host, without console and kernel.
     fn stock_arguments(&self, parts: &Parts<'_>) -> Vec<String> {
-        let machine = match self.machine.arch {
+        let machine = match self.request.machine.arch {
             Arch::Aarch64 => "virt,gic-version=3",
             Arch::X86_64 => "pc",
         };
-        let vcpus = self.machine.vcpus.to_string();
-        let memory = format!("{}M", self.machine.memory);
+        let vcpus = self.request.machine.vcpus.to_string();
+        let memory = format!("{}M", self.request.machine.memory);
         let words = ["-M", machine, "-accel", "kvm", "-cpu", "host"];
         let size = ["-smp", &vcpus, "-m", &memory];
         let fixed = "-nodefaults -display none -nic none -name guest,debug-threads=on -seed 42";
@@ -115,27 +125,160 @@ impl Nested<'_> {
                 .collect(),
         }
     }
+
+    /// Makes the archive that the run adds to the host's file tree.
+    fn job(&self, parts: &Parts<'_>, images: &Images, folder: &Path) -> Result<Archive> {
+        let arch = self.request.machine.arch;
+        let mut archive = Archive::default();
+        archive.copy("init", 0o755, artifacts::find(arch, artifacts::KVM_HOST)?);
+        let append = parts.command_line(arch);
+        let (vmm, options) = self.put_vmm(parts, &append, &mut archive)?;
+        let trace = self.request.marked;
+        let newest = self.newest_kernel(parts);
+        let settings = HostJob {
+            vmm,
+            options,
+            append,
+            vcpus: self.request.machine.vcpus,
+            // A traced guest has no shares, and a host's tick that comes while a handler runs
+            // makes QEMU deliver that interrupt twice.
+            skew: self.guest.has_fair_shares(&self.request.machine) && !trace,
+            trace,
+            settle_ms: settle_ms(parts.phase),
+            boots_disk: parts.disk.is_some(),
+            mediates: newest.is_some(),
+        };
+        archive.bytes(HostJob::PATH, 0o644, settings.to_json());
+        if let Some(kernel) = newest {
+            kernel.put_modules(&mut archive)?;
+        }
+        if let Some(disk) = parts.disk {
+            disk::put(disk, &mut archive);
+        }
+        let kernel = match (parts.own_kernel(), self.vmm) {
+            (Some(own), _) => Some(own.to_owned()),
+            (None, Vmm::Ours) => Some(images.boot_kernel(arch)?),
+            (None, _) => None,
+        };
+        let job = parts.job.clone().filter(|_| parts.disk.is_none());
+        let files = [
+            ("guest/job.cpio", job),
+            ("guest/own.cpio", parts.own_initrd().map(Path::to_owned)),
+            ("guest/kernel", kernel),
+            (
+                theirs::UNPACKED_PLACE,
+                self.unpacked(parts, images, folder)?,
+            ),
+        ];
+        for (place, path) in files {
+            if let Some(path) = path {
+                archive.copy(place, 0o644, path);
+            }
+        }
+        Ok(archive)
+    }
+
+    /// Puts the VMM into the host's `archive`. Returns what the host reads of it, and its options.
+    fn put_vmm(
+        &self,
+        parts: &Parts<'_>,
+        append: &str,
+        archive: &mut Archive,
+    ) -> Result<(HostVmm, Vec<String>)> {
+        let arch = self.request.machine.arch;
+        let qemu = || arch.qemu().program.to_owned();
+        let ours = self.request.our_vmm_args();
+        Ok(match self.vmm {
+            Vmm::Stock | Vmm::Mediated => (HostVmm::Qemu(qemu()), self.stock_arguments(parts)),
+            Vmm::Exec => {
+                let mut options = self.stock_arguments(parts);
+                options.extend(NO_VAPIC.map(str::to_owned));
+                options.extend_from_slice(ours);
+                let exec = HostVmm::Exec {
+                    qemu: qemu(),
+                    options: self.put_exec(archive)?,
+                };
+                (exec, options)
+            }
+            Vmm::Patched => {
+                let mut options = self.stock_arguments(parts);
+                // QEMU takes the last of several processors.
+                options.extend(["-cpu".to_owned(), patched_cpu(self.request.model)]);
+                let own = ours.iter().filter(|word| disturbance(word).is_none());
+                options.extend(own.cloned());
+                let name = artifacts::PATCHED_QEMU;
+                OwnProgram::at(name, artifacts::find_patched_qemu()?)?.put(archive);
+                let patched = HostVmm::Patched {
+                    name: name.to_owned(),
+                    disturb: ours.iter().find_map(|word| disturbance(word)),
+                };
+                (patched, options)
+            }
+            Vmm::Ours => {
+                let mut options = direct::arguments(self.request, self.guest.design);
+                let save = ours.iter().find_map(|word| word.strip_prefix("--save="));
+                let save = save.map(str::to_owned);
+                let restores = |word: &mut String| save.is_some() && word == RESTORING;
+                let restore = options.extract_if(.., restores).collect();
+                OwnProgram::find(artifacts::VMM)?.put(archive);
+                (HostVmm::Ours { save, restore }, options)
+            }
+            Vmm::Theirs { under_exec } => {
+                let program = TheirProgram::find(self.request, under_exec, append)?;
+                let exec = under_exec.then(|| self.put_exec(archive)).transpose()?;
+                program.put(archive, arch)?;
+                let program = program.place();
+                let options = theirs::options(self.request, append);
+                (HostVmm::Theirs { program, exec }, options)
+            }
+        })
+    }
+
+    /// Puts `vpmu exec` into the host's `archive`. Returns its options, for a guest with this PMU.
+    fn put_exec(&self, archive: &mut Archive) -> Result<Vec<String>> {
+        OwnProgram::find(artifacts::VPMU)?.put(archive);
+        let preload = OwnProgram::at(artifacts::PRELOAD, artifacts::find_preload()?)?;
+        preload.put(archive);
+        // The C library of the VMM serves the library in it. What else it needs is on each Debian.
+        preload.put_library(archive, "libgcc_s.so.1", self.request.machine.arch);
+        let policy = self.guest.design.policy.unwrap_or_default();
+        let mut options = vec![
+            format!("--pmu={}", self.request.model.name()),
+            format!("--policy={}", policy.name()),
+            // With the VMM's own output, as the guest's console is.
+            "--statistics=-".to_owned(),
+        ];
+        let (backing, perfmon) = (self.request.backing, self.request.perfmon);
+        options.extend(backing.map(|backing| format!("--backing={}", backing.name())));
+        options.extend(perfmon.map(|version| format!("--perfmon={version}")));
+        Ok(options)
+    }
 }
 
 impl Backend for Nested<'_> {
     fn check(&self) -> Result<()> {
+        let machine = &self.request.machine;
         match self.vmm {
             Vmm::Stock => {}
-            Vmm::Mediated if self.machine.has_pmu() || self.machine.cpu.is_some() => {}
+            Vmm::Mediated if machine.has_pmu() || machine.cpu.is_some() => {}
             Vmm::Mediated => return usage(NO_PMU),
-            Vmm::Exec(_) => drop(artifacts::find_preload()?),
-            Vmm::Patched(_) => drop(artifacts::find_patched_qemu()?),
-            Vmm::Ours(_) => drop(artifacts::find_beside(artifacts::VMM)?),
-            Vmm::Theirs(exec) => drop(exec.as_ref().map(Exec::find).transpose()?),
+            Vmm::Exec => drop(artifacts::find_preload()?),
+            Vmm::Patched => drop(artifacts::find_patched_qemu()?),
+            Vmm::Ours => drop(artifacts::find_beside(artifacts::VMM)?),
+            Vmm::Theirs { under_exec } => {
+                theirs::check_options(self.request)?;
+                TheirProgram::find(self.request, under_exec, "")?;
+                under_exec.then(artifacts::find_preload).transpose()?;
+            }
         }
-        qemu::check(self.machine)
+        qemu::check(machine)
     }
 
     fn notify(&self) -> Notify {
         match self.vmm {
-            Vmm::Stock | Vmm::Mediated | Vmm::Patched(_) => Notify::KvmHost,
-            Vmm::Exec(_) | Vmm::Ours(_) | Vmm::Theirs(Some(_)) => Notify::Doorbell,
-            Vmm::Theirs(None) => Notify::Tracepoints,
+            Vmm::Stock | Vmm::Mediated | Vmm::Patched => Notify::KvmHost,
+            Vmm::Exec | Vmm::Ours | Vmm::Theirs { under_exec: true } => Notify::Doorbell,
+            Vmm::Theirs { under_exec: false } => Notify::Tracepoints,
         }
     }
 
@@ -143,74 +286,15 @@ impl Backend for Nested<'_> {
         let Some(images) = parts.images else {
             unreachable!("a KVM host needs images");
         };
-        let arch = self.machine.arch;
-        let append = parts.command_line(arch);
-        let (vmm, mut options) = match self.vmm {
-            Vmm::Stock | Vmm::Mediated => (
-                job::Vmm::Qemu(arch.qemu().program),
-                self.stock_arguments(parts),
-            ),
-            Vmm::Exec(vmm) => {
-                let mut options = self.stock_arguments(parts);
-                options.extend(NO_VAPIC.map(str::to_owned));
-                options.extend(vmm.options.iter().cloned());
-                let (qemu, exec) = (arch.qemu().program, Exec::find(vmm)?);
-                (job::Vmm::Exec { qemu, exec }, options)
-            }
-            Vmm::Patched(vmm) => {
-                let mut options = self.stock_arguments(parts);
-                // QEMU takes the last of several processors.
-                options.extend(["-cpu".to_owned(), patched_cpu(vmm.model)]);
-                options.extend(vmm.options.iter().cloned());
-                (job::Vmm::patched()?, options)
-            }
-            Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
-            Vmm::Theirs(exec) => {
-                let program = TheirProgram::find(parts.request, exec.is_some(), &append)?;
-                let exec = exec.as_ref().map(Exec::find).transpose()?;
-                let options = theirs::options(parts.request, &append);
-                (job::Vmm::Theirs { program, exec }, options)
-            }
-        };
-        let kernel = match (parts.own_kernel(), self.vmm) {
-            (Some(own), _) => Some(own.to_owned()),
-            (None, Vmm::Ours(_)) => Some(images.boot_kernel(arch)?),
-            (None, _) => None,
-        };
-        let unpacked = self.unpacked(parts, folder)?;
-        let host_file = folder.join("host.cpio");
-        let trace = parts.request.marked;
-        HostJob {
-            arch,
-            settings: vpmu_measure::HostJob {
-                vmm: vmm.in_host(&mut options),
-                options,
-                append,
-                vcpus: self.machine.vcpus,
-                // A traced guest has no shares, and a host's tick that comes while a handler runs
-                // makes QEMU deliver that interrupt twice.
-                skew: self.guest.has_fair_shares(self.machine) && !trace,
-                trace,
-                settle_ms: settle_ms(parts.phase),
-                boots_disk: parts.disk.is_some(),
-                mediates: self.mediates(),
-            },
-            vmm,
-            guest: parts.job.as_deref().filter(|_| parts.disk.is_none()),
-            initrd: parts.own_initrd(),
-            kernel: kernel.as_deref(),
-            unpacked: unpacked.as_deref(),
-            mediates: parts.host_kernel.filter(|_| self.mediates()),
-            disk: parts.disk,
-        }
-        .archive()?
-        .write_file(&host_file)?;
+        let machine = &self.request.machine;
+        let job = folder.join("host.cpio");
+        self.job(parts, images, folder)?.write_file(&job)?;
         let initrd = folder.join("initrd");
-        concatenate(&[&images.kvm_host(), &host_file], &initrd)?;
+        concatenate(&[&images.kvm_host(), &job], &initrd)?;
         let boot = Boot {
-            kernel: match parts.host_kernel.filter(|_| self.mediates()) {
+            kernel: match self.newest_kernel(parts) {
                 Some(newest) => newest.kernel(),
-                None => images.boot_kernel(arch)?,
+                None => images.boot_kernel(machine.arch)?,
             },
             initrd: Some(initrd),
             append: self.host_command_line(),
@@ -220,7 +304,7 @@ impl Backend for Nested<'_> {
         options.extend(disks.into_iter().flatten());
         let host = Machine {
             vcpus: self.processors(),
-            ..self.machine.clone()
+            ..machine.clone()
         };
         qemu::launch(&host, self.memory(), options)
     }

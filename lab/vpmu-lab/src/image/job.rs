@@ -1,26 +1,17 @@
 //! The job that one run adds to a guest's images, as a second archive.
 
-use std::path::{Path, PathBuf};
-
-use vpmu_measure::HostVmm;
+use std::path::PathBuf;
 
 use super::artifacts;
-use super::disk::BootDisk;
 use super::extras::Extras;
-use super::host_kernel::HostKernel;
 use super::program::{LOADER, OwnProgram};
-use super::theirs::{self, TheirProgram};
 use crate::Result;
 use crate::image::archive::{Archive, add_file};
-use crate::spec::arch::Arch;
+use crate::spec::Request;
 use crate::spec::command::{Command, quote};
-use crate::spec::{OurVmm, Request, disturbance};
 
 const GUEST_INIT: &str = include_str!("init.sh");
 const RECORDINGS: &str = include_str!("recordings.sh");
-
-/// Options for the VMM that restores a saved guest. No other VMM gets them.
-const RESTORING: &[&str] = &["--drop-paravirt"];
 
 /// The console of a system of the lab's.
 pub(crate) const CONSOLE: &str = "/dev/console";
@@ -68,58 +59,6 @@ pub(crate) struct Job<'a> {
     /// Whether the guest's machine may have no switch to power off.
     pub(crate) resets: bool,
 }
-
-/// The VMM of a guest in the KVM host.
-#[derive(Debug, Clone)]
-pub(crate) enum Vmm {
-    /// Stock QEMU of this name, from the host's packages.
-    Qemu(&'static str),
-    /// The same, under `vpmu exec`.
-    Exec { qemu: &'static str, exec: Exec },
-    /// A QEMU that embeds the PMU.
-    Patched(OwnProgram),
-    /// This project's x86 VMM.
-    Ours(OwnProgram),
-    /// The user's VMM.
-    Theirs {
-        program: TheirProgram,
-        /// `vpmu exec`, where the program runs under it.
-        exec: Option<Exec>,
-    },
-}
-
-/// `vpmu exec` in the KVM host.
-#[derive(Debug, Clone)]
-pub(crate) struct Exec {
-    options: Vec<String>,
-    vpmu: OwnProgram,
-    preload: OwnProgram,
-}
-
-/// The settings that the KVM host gets for its guest.
-#[derive(Debug, Clone)]
-pub(crate) struct HostJob<'a> {
-    pub(crate) arch: Arch,
-    pub(crate) vmm: Vmm,
-    /// What the host itself reads.
-    pub(crate) settings: vpmu_measure::HostJob,
-    /// The guest's own job, an archive on the disk. Without a job, the guest has no initrd from the
-    /// lab.
-    pub(crate) guest: Option<&'a Path>,
-    /// The user's initrd for the guest, instead of the lab's.
-    pub(crate) initrd: Option<&'a Path>,
-    /// A kernel for the guest instead of the host's own.
-    pub(crate) kernel: Option<&'a Path>,
-    /// The guest's kernel as an ELF file, where the VMM asks for one.
-    pub(crate) unpacked: Option<&'a Path>,
-    /// The host's kernel, where that hands the PMU over to the guest.
-    pub(crate) mediates: Option<&'a HostKernel>,
-    /// The disk that the guest boots from, instead of a kernel.
-    pub(crate) disk: Option<&'a BootDisk>,
-}
-
-/// The places of UEFI's code and variables in the KVM host.
-pub(crate) const HOST_UEFI: [&str; 2] = ["guest/uefi-code.fd", "guest/uefi-variables.fd"];
 
 /// Milliseconds of rest after a boot. Under `-icount` an idle machine
 /// skips to the next event, so this costs next to nothing.
@@ -197,118 +136,6 @@ impl Job<'_> {
     }
 }
 
-impl Vmm {
-    /// Finds the VMM of this project that was built on this machine.
-    pub(crate) fn ours() -> Result<Self> {
-        OwnProgram::find(artifacts::VMM).map(Self::Ours)
-    }
-
-    /// Finds the QEMU that embeds the PMU.
-    pub(crate) fn patched() -> Result<Self> {
-        let program = artifacts::find_patched_qemu()?;
-        OwnProgram::at(artifacts::PATCHED_QEMU, program).map(Self::Patched)
-    }
-
-    /// Returns what the host reads of the VMM, which takes from `options` those that are the host's.
-    pub(crate) fn in_host(&self, options: &mut Vec<String>) -> HostVmm {
-        let save = options.iter().find_map(|word| word.strip_prefix("--save="));
-        let save = save.map(str::to_owned);
-        let is_restoring = |word: &mut String| RESTORING.contains(&word.as_str());
-        let restore = options.extract_if(.., |word| save.is_some() && is_restoring(word));
-        let restore = restore.collect();
-        let disturb = options.iter().find_map(|word| disturbance(word));
-        options.retain(|word| disturbance(word).is_none());
-        match self {
-            Self::Qemu(name) => HostVmm::Qemu((*name).to_owned()),
-            Self::Exec { qemu, exec } => HostVmm::Exec {
-                qemu: (*qemu).to_owned(),
-                options: exec.options.clone(),
-            },
-            Self::Patched(program) => HostVmm::Patched {
-                name: program.name.to_owned(),
-                disturb,
-            },
-            Self::Ours(_) => HostVmm::Ours { save, restore },
-            Self::Theirs { program, exec } => HostVmm::Theirs {
-                program: program.place(),
-                exec: exec.as_ref().map(|exec| exec.options.clone()),
-            },
-        }
-    }
-}
-
-impl Exec {
-    /// Finds `vpmu` and its library, for a guest with this PMU.
-    pub(crate) fn find(vmm: &OurVmm) -> Result<Self> {
-        let mut options = vec![
-            format!("--pmu={}", vmm.model.name()),
-            format!("--policy={}", vmm.policy.name()),
-            // With the VMM's own output, as the guest's console is.
-            "--statistics=-".to_owned(),
-        ];
-        options.extend((vmm.backing).map(|backing| format!("--backing={}", backing.name())));
-        options.extend(vmm.perfmon.map(|version| format!("--perfmon={version}")));
-        Ok(Self {
-            options,
-            vpmu: OwnProgram::find(artifacts::VPMU)?,
-            preload: OwnProgram::at(artifacts::PRELOAD, artifacts::find_preload()?)?,
-        })
-    }
-
-    fn put(&self, archive: &mut Archive, arch: Arch) {
-        self.vpmu.put(archive);
-        self.preload.put(archive);
-        // The C library of the VMM serves the library in it. What else it needs is on each Debian.
-        self.preload.put_library(archive, "libgcc_s.so.1", arch);
-    }
-}
-
-impl HostJob<'_> {
-    /// Makes the archive with this job.
-    pub(crate) fn archive(&self) -> Result<Archive> {
-        let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
-        let mut archive = Archive::default();
-        archive.copy("init", 0o755, init).bytes(
-            vpmu_measure::HostJob::PATH,
-            0o644,
-            self.settings.to_json(),
-        );
-        match &self.vmm {
-            Vmm::Qemu(_) => {}
-            Vmm::Exec { exec, .. } => exec.put(&mut archive, self.arch),
-            Vmm::Theirs { program, exec } => {
-                if let Some(exec) = exec {
-                    exec.put(&mut archive, self.arch);
-                }
-                program.put(&mut archive, self.arch)?;
-            }
-            Vmm::Patched(program) | Vmm::Ours(program) => program.put(&mut archive),
-        }
-        if let Some(kernel) = self.mediates {
-            kernel.put_modules(&mut archive)?;
-        }
-        if let Some(disk) = self.disk {
-            // The host loads modules in the order of their names.
-            archive.copy("vpmu/modules/9-virtio_blk.ko.xz", 0o644, &disk.driver);
-            for (place, path) in HOST_UEFI.into_iter().zip(disk.uefi.iter().flatten()) {
-                archive.copy(place, 0o644, path);
-            }
-        }
-        let files = [
-            ("guest/job.cpio", self.guest),
-            ("guest/own.cpio", self.initrd),
-            ("guest/kernel", self.kernel),
-            (theirs::UNPACKED_PLACE, self.unpacked),
-        ];
-        for (place, path) in files {
-            if let Some(path) = path {
-                archive.copy(place, 0o644, path);
-            }
-        }
-        Ok(archive)
-    }
-}
-
 /// Returns the milliseconds to wait before the command or the guest begins.
 pub(crate) fn settle_ms(phase: u32) -> u32 {
     SETTLE + PHASE * phase % 1000
@@ -317,6 +144,7 @@ pub(crate) fn settle_ms(phase: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::arch::Arch;
 
     #[test]
     fn scripts_are_valid_shell() {

@@ -15,7 +15,7 @@ pub(super) const LOADER: &str = "ld-linux-x86-64.so.2";
 /// the guest's.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnProgram {
-    pub(super) name: &'static str,
+    name: &'static str,
     program: PathBuf,
     libraries: Vec<Library>,
 }
@@ -43,7 +43,7 @@ impl OwnProgram {
         Self::at(name, artifacts::find_beside(name)?)
     }
 
-    pub(super) fn at(name: &'static str, program: PathBuf) -> Result<Self> {
+    pub(crate) fn at(name: &'static str, program: PathBuf) -> Result<Self> {
         Ok(Self {
             name,
             libraries: libraries(&program)?,
@@ -52,14 +52,14 @@ impl OwnProgram {
     }
 
     /// Puts the library of this name where programs of the archive's own find it.
-    pub(super) fn put_library(&self, archive: &mut Archive, name: &str, arch: Arch) {
+    pub(crate) fn put_library(&self, archive: &mut Archive, name: &str, arch: Arch) {
         if let Some(library) = self.libraries.iter().find(|library| library.name == name) {
             let place = format!("{}/{name}", arch.libraries());
             archive.copy(&place, 0o755, &library.file);
         }
     }
 
-    pub(super) fn put(&self, archive: &mut Archive) {
+    pub(crate) fn put(&self, archive: &mut Archive) {
         archive.copy(&format!("vpmu/{}", self.name), 0o755, &self.program);
         for library in &self.libraries {
             let place = format!("vpmu/lib/{}", library.name);

@@ -17,7 +17,7 @@ use crate::{Error, Result, usage};
 /// The folder of the VMM and its files in the KVM host.
 const FOLDER: &str = "vmm";
 /// The place of the kernel as an ELF file in the KVM host.
-pub(super) const UNPACKED_PLACE: &str = "guest/vmlinux";
+pub(crate) const UNPACKED_PLACE: &str = "guest/vmlinux";
 
 const KERNEL: &str = "{kernel}";
 const UNPACKED: &str = "{vmlinux}";
@@ -57,13 +57,13 @@ impl TheirProgram {
     }
 
     /// Returns the program's place in the KVM host.
-    pub(super) fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         format!("/{FOLDER}/{}", self.name)
     }
 
     /// Puts the program where the host starts it. Its libraries replace those of the host's file tree, none of which another
     /// program then uses, so that the program finds all of this machine's and none of another release.
-    pub(super) fn put(&self, archive: &mut Archive, arch: Arch) -> Result<()> {
+    pub(crate) fn put(&self, archive: &mut Archive, arch: Arch) -> Result<()> {
         archive.copy(&format!("{FOLDER}/{}", self.name), 0o755, &self.file);
         for library in &self.libraries {
             let place = match library.place.starts_with("usr/lib64/") {

@@ -17,7 +17,6 @@ use crate::image::disk::BootDisk;
 use crate::image::job::{CONSOLE, Job, Notify, Output};
 use crate::image::module::Modules;
 use crate::image::seed;
-use crate::image::theirs::{self, TheirProgram};
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::Run;
 use crate::spec::design::Pmu;
@@ -52,11 +51,7 @@ pub fn check(spec: &Spec) -> Result<()> {
         BootDisk::check()?;
     }
     for guest in &spec.guests {
-        if let Way::Nested(Vmm::Theirs(exec)) = &guest.way {
-            theirs::check_options(request)?;
-            TheirProgram::find(request, exec.is_some(), "")?;
-        }
-        backend::of(&request.machine, guest).check()?;
+        backend::of(request, guest).check()?;
     }
     Ok(())
 }
@@ -75,7 +70,7 @@ pub fn run(
     stage: &mut dyn FnMut(Stage),
 ) -> Result<Outcome> {
     let spec = lab.spec;
-    let backend = backend::of(&spec.request.machine, guest);
+    let backend = backend::of(&spec.request, guest);
     let run_dir = lab.session.cache.run_dir()?;
     let folder = run_dir.path();
     let parts = parts(lab, guest, backend.notify(), phase, sink.output, folder)?;
@@ -172,7 +167,7 @@ pub fn once_more(lab: &Lab<'_>, guest: &Guest, phase: u32, error: Error) -> Resu
 /// Decides about [`once_more`], with at most this number of attempts.
 fn again(tries: u32, spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
     let may_hang = || {
-        let backend = backend::of(&spec.request.machine, guest);
+        let backend = backend::of(&spec.request, guest);
         backend.loses_interrupts() && spec.request.kernel.is_none()
     };
     let why = match error.failure() {
@@ -229,7 +224,7 @@ fn parts<'a>(
                     notify
                 },
                 phase,
-                resets: matches!(guest.way, Way::Nested(Vmm::Theirs(_))),
+                resets: matches!(guest.way, Way::Nested(Vmm::Theirs { .. })),
             };
             let archive = job.archive()?;
             let path = folder.join("job");

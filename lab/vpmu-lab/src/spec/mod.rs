@@ -31,7 +31,6 @@ mod request;
 
 use std::path::PathBuf;
 
-use profile::ProfileRequest;
 pub use request::Request;
 use vpmu_measure::Disturb;
 
@@ -39,7 +38,7 @@ use crate::Result;
 use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
-use design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu, Policy};
+use design::{Design, Pmu};
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
 #[derive(Debug, Clone)]
@@ -90,26 +89,17 @@ pub struct Guest {
     pub time: Time,
 }
 
-/// The ways to run a guest, each with the options that only this way has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The ways to run a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Runs directly on the machine that QEMU emulates.
     Native,
     /// Runs on this project's monitor, on that machine.
-    Monitor(OurMonitor),
+    Monitor,
     /// Runs in a stock KVM host on that machine, under this VMM.
     Nested(Vmm),
     /// Runs in this machine's own KVM, under this project's VMM.
-    Direct(OurVmm),
-}
-
-/// The configuration of this project's monitor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OurMonitor {
-    /// Counters that the monitor keeps, where that is a choice.
-    pub host_counters: Option<u32>,
-    /// The profile that the monitor takes of its guest.
-    pub profile: Option<ProfileRequest>,
+    Direct,
 }
 
 /// A guest beside the one that is measured, on the same processor.
@@ -155,43 +145,23 @@ impl SecondRequest {
 }
 
 /// A VMM on stock KVM.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vmm {
     /// QEMU, from the host's packages.
     Stock,
     /// The same, in a host whose KVM hands the processor's PMU over to the guest.
     Mediated,
-    /// The same under `vpmu exec`. The options are QEMU's.
-    Exec(OurVmm),
-    /// A QEMU that embeds the PMU. The options are QEMU's.
-    Patched(OurVmm),
+    /// The same under `vpmu exec`.
+    Exec,
+    /// A QEMU that embeds the PMU.
+    Patched,
     /// This project's VMM.
-    Ours(OurVmm),
-    /// The user's, with the PMU that `vpmu exec` gives its guests; `None`: it runs by itself.
-    Theirs(Option<OurVmm>),
-}
-
-/// The configuration of this project's x86 VMM, or of the PMU that `vpmu exec` gives another.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OurVmm {
-    /// The treatment of a host event that the guest does not use.
-    pub policy: Policy,
-    /// Whether the guest's PMU is paravirtual. The guest then has the driver.
-    pub paravirtual: bool,
-    /// The vendor's model of the guest's PMU.
-    pub model: Model,
-    /// The version of Intel's PMU; `None`: the VMM's default.
-    pub perfmon: Option<u8>,
-    /// The way in which the guest's PEBS records are made.
-    pub pebs: Pebs,
-    /// The last branch records that the guest has.
-    pub lbr: Lbr,
-    /// What counts; `None`: hardware counters where there are any.
-    pub backing: Option<Backing>,
-    /// The time that counts where a clock does.
-    pub freeze: Freeze,
-    /// The user's options.
-    pub options: Vec<String>,
+    Ours,
+    /// The user's.
+    Theirs {
+        /// Whether `vpmu exec` gives its guests the PMU.
+        under_exec: bool,
+    },
 }
 
 /// The unit of a guest's clock.
@@ -239,7 +209,7 @@ impl Guest {
     /// Tells whether this machine's own KVM runs the guest. Other work of this
     /// machine is then in the machine's statistics, too.
     pub fn is_direct(&self) -> bool {
-        matches!(self.way, Way::Direct(_))
+        self.way == Way::Direct
     }
 
     /// Tells whether a KVM host's statistics give its share of time fairly.
@@ -256,18 +226,6 @@ impl Guest {
             _ => false,
         };
         !(machine.arch == Arch::X86_64 && self.time == Time::Counted && may_have_none)
-    }
-}
-
-impl OurVmm {
-    /// Tells whether the guest may ask to be saved and then goes on in another process.
-    pub fn saves(&self) -> bool {
-        self.options.iter().any(|word| word.starts_with("--save"))
-    }
-
-    /// Tells whether the KVM host moves, takes back or resets the guest while it measures.
-    pub fn is_disturbed(&self) -> bool {
-        self.options.iter().any(|word| disturbance(word).is_some())
     }
 }
 

@@ -13,7 +13,7 @@ use super::command::Command;
 use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
-use super::{Guest, Machine, OurMonitor, OurVmm, SecondRequest, Spec, Time, Vmm, Way};
+use super::{Guest, Machine, SecondRequest, Spec, Time, Vmm, Way, disturbance};
 use crate::host::qemu::Qemu;
 use crate::{Error, Result, usage};
 
@@ -230,66 +230,83 @@ impl Request {
         if is_direct && self.machine.cpu.is_some() {
             return usage("--cpu: this machine's own KVM runs the guest, on its own processors");
         }
-        let guests = designs.iter().map(|&design| {
-            let way = self.way(design, is_direct);
-            if let Way::Direct(vmm) = &way
-                && vmm.saves()
-            {
-                return usage(
-                    "--vmm-arg=--save=FILE goes on with the saved guest in the lab's own KVM host only; here \
-                     run vpmu-vmm itself",
-                );
-            }
-            let in_real_time = self.machine.realtime || is_direct;
-            let time = if in_real_time { Time::Real } else { Time::Counted };
-            Ok(Guest { design, way, time })
-        });
-        guests.collect()
+        if is_direct && self.saves() {
+            return usage(
+                "--vmm-arg=--save=FILE goes on with the saved guest in the lab's own KVM host only; here \
+                 run vpmu-vmm itself",
+            );
+        }
+        let in_real_time = self.machine.realtime || is_direct;
+        let time = if in_real_time {
+            Time::Real
+        } else {
+            Time::Counted
+        };
+        let guest = |&design: &Design| Guest {
+            design,
+            way: self.way(design.pmu, is_direct),
+            time,
+        };
+        Ok(designs.iter().map(guest).collect())
     }
 
-    fn way(&self, design: Design, is_direct: bool) -> Way {
-        let is_emulated = design.pmu == Pmu::Emulated;
-        let vmm = || OurVmm {
-            policy: design.policy.unwrap_or_default(),
-            paravirtual: design.pmu == Pmu::Paravirt,
-            model: self.model,
-            perfmon: self.perfmon.filter(|_| has_model(design.pmu)),
-            pebs: if is_emulated { self.pebs } else { Pebs::Off },
-            lbr: if is_emulated { self.lbr } else { Lbr::Off },
-            backing: self.backing,
-            freeze: self.freeze,
-            // With a VMM of the user's, they are that one's.
-            options: match self.vmm {
-                None => self.vmm_args.clone(),
-                Some(_) => Vec::new(),
-            },
-        };
-        match (self.machine.arch, design.pmu) {
+    fn way(&self, pmu: Pmu, is_direct: bool) -> Way {
+        let has_theirs = self.vmm.is_some();
+        match (self.machine.arch, pmu) {
             (_, Pmu::Native) => Way::Native,
             (_, Pmu::Kvm) => Way::Nested(Vmm::Stock),
             (_, Pmu::Mediated) => Way::Nested(Vmm::Mediated),
-            (Arch::Aarch64, pmu) => Way::Monitor(OurMonitor {
-                host_counters: (has_partition(pmu) || self.is_profiled(pmu))
-                    .then_some(self.host_counters),
-                profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
-            }),
-            (Arch::X86_64, Pmu::Vmm) => Way::Nested(Vmm::Theirs(None)),
-            (Arch::X86_64, Pmu::Exec) if self.vmm.is_some() => {
-                Way::Nested(Vmm::Theirs(Some(vmm())))
+            (Arch::Aarch64, _) => Way::Monitor,
+            (Arch::X86_64, Pmu::Vmm) => Way::Nested(Vmm::Theirs { under_exec: false }),
+            (Arch::X86_64, Pmu::Exec) if has_theirs => {
+                Way::Nested(Vmm::Theirs { under_exec: true })
             }
-            (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec(vmm())),
-            (Arch::X86_64, Pmu::Qemu) => Way::Nested(Vmm::Patched(vmm())),
-            (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
-            (Arch::X86_64, _) => Way::Nested(Vmm::Ours(vmm())),
+            (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec),
+            (Arch::X86_64, Pmu::Qemu) => Way::Nested(Vmm::Patched),
+            (Arch::X86_64, _) if is_direct => Way::Direct,
+            (Arch::X86_64, _) => Way::Nested(Vmm::Ours),
         }
     }
 
+    /// Returns the options for a VMM that is not the user's: with one of the user's, they are that one's.
+    pub(crate) fn our_vmm_args(&self) -> &[String] {
+        match self.vmm {
+            None => &self.vmm_args,
+            Some(_) => &[],
+        }
+    }
+
+    /// Tells whether the guest of this project's VMM may ask to be saved and then goes on in another process.
+    pub(crate) fn saves(&self) -> bool {
+        let mut words = self.our_vmm_args().iter();
+        words.any(|word| word.starts_with("--save"))
+    }
+
+    /// Tells whether the KVM host moves, takes back or resets the guest of the patched QEMU while it measures.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        let mut words = self.our_vmm_args().iter();
+        words.any(|word| disturbance(word).is_some())
+    }
+
+    /// Returns the counters that a monitor of this design keeps, where that is a choice.
+    pub(crate) fn kept_counters(&self, pmu: Pmu) -> Option<u32> {
+        let is_choice = matches!(pmu, Pmu::Partitioned | Pmu::Direct);
+        (is_choice || self.profile_of(pmu).is_some()).then_some(self.host_counters)
+    }
+
+    /// Returns the profile that a monitor of this design takes of its guest.
+    pub(crate) fn profile_of(&self, pmu: Pmu) -> Option<&ProfileRequest> {
+        let takes_some = matches!(pmu, Pmu::Partitioned | Pmu::Emulated);
+        self.host_profile.as_ref().filter(|_| takes_some)
+    }
+
     fn check_payload(&self, designs: &[Design]) -> Result<()> {
+        let is_stock = |design: &Design| matches!(design.pmu, Pmu::Kvm | Pmu::Mediated);
         match (&self.command, &self.kernel) {
             (Some(_), _) if self.initrd.is_some() => {
                 usage("a command runs in vpmu's own initrd: give either --initrd or a command")
             }
-            (None, Some(_)) if designs.iter().any(|design| is_stock(design.pmu)) => usage(
+            (None, Some(_)) if designs.iter().any(is_stock) => usage(
                 "kvm and mediated need a command: their machine holds a host that starts the guest",
             ),
             (None, Some(_)) if !self.add.is_empty() => {
@@ -349,18 +366,13 @@ impl Request {
                 "--memory is too small for a guest: give at least {LEAST_MEMORY}M"
             ));
         }
-        let keeps = |design: &Design| has_partition(design.pmu) || self.is_profiled(design.pmu);
+        let keeps = |design: &Design| self.kept_counters(design.pmu).is_some();
         if self.host_counters > 0 && !designs.iter().any(keeps) {
             return usage(
                 "--host-counters is about --pmu partitioned and direct, and about emulated with --host-profile",
             );
         }
         Ok(())
-    }
-
-    /// Tells whether the monitor samples a guest of this design.
-    fn is_profiled(&self, pmu: Pmu) -> bool {
-        self.host_profile.is_some() && matches!(pmu, Pmu::Partitioned | Pmu::Emulated)
     }
 
     fn check_profile(&self, designs: &[Design]) -> Result<()> {
@@ -380,7 +392,7 @@ impl Request {
         if has(Pmu::Untrapped) {
             return usage("--host-profile: with --pmu untrapped the guest has every counter");
         }
-        if !designs.iter().any(|design| self.is_profiled(design.pmu)) {
+        if !(designs.iter()).any(|design| self.profile_of(design.pmu).is_some()) {
             return usage("--host-profile is about --pmu partitioned and emulated");
         }
         if !profile.borrow && profile.events.len() > self.host_counters as usize {
@@ -406,21 +418,6 @@ impl Request {
         }
         Ok(())
     }
-}
-
-/// Tells whether the monitor may keep counters under this design.
-fn has_partition(pmu: Pmu) -> bool {
-    matches!(pmu, Pmu::Partitioned | Pmu::Direct)
-}
-
-/// Tells whether stock QEMU on stock KVM runs a guest of this design.
-fn is_stock(pmu: Pmu) -> bool {
-    matches!(pmu, Pmu::Kvm | Pmu::Mediated)
-}
-
-/// Tells whether a guest of this design has a PMU of Intel's or AMD's, as the user chooses.
-fn has_model(pmu: Pmu) -> bool {
-    matches!(pmu, Pmu::Emulated | Pmu::Exec)
 }
 
 mod second;

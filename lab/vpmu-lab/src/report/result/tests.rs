@@ -3,9 +3,8 @@
 use insta::assert_snapshot;
 
 use super::*;
+use crate::spec::Way;
 use crate::spec::command::Command;
-use crate::spec::design::{Freeze, Lbr, Model, Pebs};
-use crate::spec::{OurVmm, Way};
 
 fn records(lines: &[&str]) -> Vec<Record> {
     lines
@@ -86,17 +85,7 @@ fn vmm_accounts() {
 
     // Beside other guests, the host's statistics are not this guest's alone.
     let direct = Guest {
-        way: Way::Direct(OurVmm {
-            paravirtual: false,
-            policy: Policy::Paused,
-            model: Model::Auto,
-            perfmon: None,
-            pebs: Pebs::Off,
-            lbr: Lbr::Off,
-            backing: None,
-            freeze: Freeze::Vm,
-            options: Vec::new(),
-        }),
+        way: Way::Direct,
         ..guest_under(Pmu::Emulated, Time::Real)
     };
     let run = run_on(Arch::X86_64, 1, &direct, &[guest, &meter, vmm]);

@@ -25,7 +25,7 @@ fn judge_spec(spec: &Spec, records: Vec<Record>) -> Result<Option<Run>> {
         None,
         spec,
         guest,
-        &*backend::of(&spec.request.machine, guest),
+        &*backend::of(&spec.request, guest),
         &transcript,
     )
 }
@@ -77,7 +77,7 @@ fn a_bare_kernel_ends_well_only_if_its_vmm_does() {
 fn qemus_fault_is_named_where_it_can_be() {
     let explain = |request: Request, pmu: Pmu, line: &str| {
         let spec = request.check(&[pmu.into()]).unwrap();
-        let backend = backend::of(&spec.request.machine, &spec.guests[0]);
+        let backend = backend::of(&spec.request, &spec.guests[0]);
         let explained = backend.explain(Failure::Panic(line.to_owned()));
         matches!(explained, Failure::RepeatedInterrupt(_))
     };

@@ -145,34 +145,15 @@ fn each_design_has_its_way() {
             ..Request::new(Arch::Aarch64)
         }
     };
-    let guests = arm
-        .guests(
-            &Arch::Aarch64
-                .designs()
-                .iter()
-                .copied()
-                .map(Design::from)
-                .collect::<Vec<_>>(),
-        )
-        .unwrap();
+    let designs = Arch::Aarch64.designs();
+    let of_designs: Vec<Design> = designs.iter().copied().map(Design::from).collect();
+    let guests = arm.guests(&of_designs).unwrap();
     let ways: Vec<Way> = guests.into_iter().map(|guest| guest.way).collect();
-    let monitor = |host_counters| {
-        Way::Monitor(OurMonitor {
-            host_counters,
-            profile: None,
-        })
-    };
-    assert_eq!(
-        ways,
-        [
-            Way::Native,
-            Way::Nested(Vmm::Stock),
-            monitor(None),
-            monitor(Some(2)),
-            monitor(Some(2)),
-            monitor(None)
-        ]
-    );
+    let stock = Way::Nested(Vmm::Stock);
+    let [monitor, native] = [Way::Monitor, Way::Native];
+    assert_eq!(ways, [native, stock, monitor, monitor, monitor, monitor]);
+    let kept: Vec<_> = designs.iter().map(|&pmu| arm.kept_counters(pmu)).collect();
+    assert_eq!(kept, [None, None, None, Some(2), Some(2), None]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The part of a request that is about the VMM of an x86-64 guest: this project's, or the user's.
 
-use super::{Request, has_model};
+use super::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Freeze, Lbr, Model, Pebs, Pmu};
 use crate::spec::disturbance;
@@ -44,7 +44,9 @@ impl Request {
                 "--freeze is about --arch x86_64 --pmu emulated and paravirt, and no other design",
             );
         }
-        if self.perfmon.is_some() && !(has_vmm && any(has_model)) {
+        if self.perfmon.is_some()
+            && !(has_vmm && any(|pmu| matches!(pmu, Pmu::Emulated | Pmu::Exec)))
+        {
             return usage("--perfmon is about --arch x86_64 --pmu emulated and exec");
         }
         if self.perfmon.is_some() && matches!(self.model, Model::Amd | Model::AmdV2) {
