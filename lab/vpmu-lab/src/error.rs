@@ -45,37 +45,6 @@ pub enum Error {
         /// Advice that usually helps.
         hint: &'static str,
     },
-    /// No Debian mirror among the machine's apt sources.
-    #[error(
-        "no Debian mirror among this machine's apt sources; set VPMU_DEBIAN_MIRROR to the address of one (the part before /dists)"
-    )]
-    NoMirror,
-    /// A package differs from the signed index.
-    #[error(
-        "package {file} has sha256 {found}, expected {expected}; delete {} and try again",
-        path.display()
-    )]
-    Checksum {
-        /// The package's file name.
-        file: String,
-        /// The digest in the signed index.
-        expected: String,
-        /// The digest of the file on the disk.
-        found: String,
-        /// The path of the file.
-        path: PathBuf,
-    },
-    /// None of the packages has something that the guest needs.
-    #[error(
-        "{what} is in none of the downloaded packages; delete {} to fetch the current ones",
-        cache.display()
-    )]
-    NotInPackages {
-        /// A program or a library.
-        what: String,
-        /// The folder of the packages.
-        cache: PathBuf,
-    },
     /// A file has the wrong format.
     #[error("{}: {problem}", path.display())]
     Format {
@@ -83,14 +52,6 @@ pub enum Error {
         path: PathBuf,
         /// The problem, and the file to give instead.
         problem: String,
-    },
-    /// A program of this project was not built.
-    #[error("{file} was not found {place}")]
-    MissingArtifact {
-        /// Its file name.
-        file: &'static str,
-        /// The folders that were searched, and the way to build it.
-        place: String,
     },
     /// Options that do not go together.
     #[error("{0}")]
@@ -103,19 +64,9 @@ pub enum Error {
         /// Its last console lines.
         console: Vec<String>,
     },
-    /// There is no place for the cache.
-    #[error("no cache folder: set HOME or XDG_CACHE_HOME")]
-    NoHome,
-    /// A command of the lab's own failed in a guest.
-    #[error("the command ended with status {status} under {design}:\n{output}")]
-    CommandFailed {
-        /// The design.
-        design: crate::spec::design::Design,
-        /// Its exit status.
-        status: i32,
-        /// The command's output.
-        output: String,
-    },
+    /// Anything else, in words.
+    #[error("{0}")]
+    Other(String),
     /// Ctrl-C, or a request to end.
     #[error("interrupted")]
     Interrupted,

@@ -46,8 +46,9 @@ pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
     let folders: Vec<PathBuf> = folders.map(|folder| folder.join(arch.name())).collect();
     first_with(&folders, file).ok_or_else(|| {
         let searched = folders.iter().map(|folder| folder.display()).join(" and ");
-        let place = format!("in {searched}; build it with script/setup, or set VPMU_GUEST_DIR");
-        Error::MissingArtifact { file, place }
+        Error::Other(format!(
+            "{file} was not found in {searched}; build it with script/setup, or set {VARIABLE}"
+        ))
     })
 }
 
@@ -63,8 +64,9 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
     first_with(&folders, file).ok_or_else(|| {
         let searched = folders.first().map(|folder| folder.display().to_string());
         let searched = searched.unwrap_or_default();
-        let place = format!("beside vpmu in {searched}; build both with script/setup");
-        Error::MissingArtifact { file, place }
+        Error::Other(format!(
+            "{file} was not found beside vpmu in {searched}; build both with script/setup"
+        ))
     })
 }
 

@@ -57,7 +57,9 @@ impl Cache {
     ///
     /// When there is no home folder, or it cannot be written.
     pub fn open() -> Result<Self> {
-        let root = Self::location().ok_or(Error::NoHome)?;
+        let root = Self::location().ok_or_else(|| {
+            Error::Other("no cache folder: set HOME or XDG_CACHE_HOME".to_owned())
+        })?;
         Self::at(root)
     }
 

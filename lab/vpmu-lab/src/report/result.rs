@@ -49,11 +49,12 @@ pub struct Row {
 impl Row {
     /// Returns the error of a command whose output is not what was expected.
     pub fn failed(&self) -> Error {
-        Error::CommandFailed {
-            design: self.design,
-            status: self.run.status,
-            output: String::from_utf8_lossy(&self.output).into_owned(),
-        }
+        Error::Other(format!(
+            "the command ended with status {} under {}:\n{}",
+            self.run.status,
+            self.design,
+            String::from_utf8_lossy(&self.output)
+        ))
     }
 }
 

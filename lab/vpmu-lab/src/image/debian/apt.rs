@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::sources::{self, APT_GET};
+use super::sources::{self, APT_GET, MIRROR_VARIABLE};
 use crate::host::cancel::Cancel;
 use crate::{Error, Result};
 
@@ -41,7 +41,12 @@ pub(crate) struct Apt {
 impl Apt {
     /// Sets up a root in `folder`, for `release` and `architecture` of Debian.
     pub(crate) fn new(folder: &Path, release: &str, architecture: &str) -> Result<Self> {
-        let mirror = sources::mirror().ok_or(Error::NoMirror)?;
+        let mirror = sources::mirror().ok_or_else(|| {
+            Error::Other(format!(
+                "no Debian mirror among this machine's apt sources; set {MIRROR_VARIABLE} to the address of one (the part \
+                 before /dists)"
+            ))
+        })?;
         if !Path::new(KEYRING).exists() {
             let keyring = format!("{KEYRING} of debian-archive-keyring");
             return Err(Error::missing(keyring, KEYRING_FIX));

@@ -9,6 +9,7 @@ pub mod apt;
 pub mod sources;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -270,11 +271,11 @@ impl Pool {
     }
 
     /// Returns the error for what no package has.
-    pub(crate) fn missing(&self, what: impl Into<String>) -> Error {
-        Error::NotInPackages {
-            what: what.into(),
-            cache: self.folder.clone(),
-        }
+    pub(crate) fn missing(&self, what: impl Display) -> Error {
+        Error::Other(format!(
+            "{what} is in none of the downloaded packages; delete {} to fetch the current ones",
+            self.folder.display()
+        ))
     }
 
     /// Unpacks the packages whose names begin with `kind` into `root`.
@@ -341,12 +342,10 @@ fn verify(path: &Path, package: &Package) -> Result<()> {
     if found == package.sha256 {
         return Ok(());
     }
-    Err(Error::Checksum {
-        file: package.file.clone(),
-        expected: package.sha256.clone(),
-        found,
-        path: path.to_owned(),
-    })
+    let (file, expected, path) = (&package.file, &package.sha256, path.display());
+    Err(Error::Other(format!(
+        "package {file} has sha256 {found}, expected {expected}; delete {path} and try again"
+    )))
 }
 
 fn folder_size(folder: &Path) -> u64 {
