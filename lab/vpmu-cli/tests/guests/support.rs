@@ -55,7 +55,7 @@ pub(crate) fn nested_vpmu(because: &str) -> Option<Command> {
 /// Returns what this makes in the user's cache.
 pub(crate) fn prepared<T>(prepare: impl FnOnce(&Session<'_>) -> vpmu_lab::Result<T>) -> T {
     let cancel = Cancel::default();
-    let session = Session::new(&cancel, Progress::silent()).unwrap();
+    let session = Session::new(&cancel, Progress::terminal()).unwrap();
     prepare(&session).unwrap()
 }
 

@@ -15,11 +15,6 @@ impl Cancel {
         Arc::clone(&self.0)
     }
 
-    /// Asks everybody to stop.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
     /// Tells whether someone has asked to stop.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)

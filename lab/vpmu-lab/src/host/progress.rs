@@ -2,62 +2,41 @@
 //! on standard error.
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 /// The place where progress is shown.
 #[derive(Debug, Clone)]
 pub struct Progress {
+    /// Drawn on a terminal alone.
     bars: MultiProgress,
-    style: Style,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Style {
-    Bars,
-    Lines,
-    Silent,
+    /// Whether plain lines are written in place of the bars.
+    lines: bool,
 }
 
 /// A task whose progress is shown.
 #[derive(Debug)]
 pub struct Task {
     bar: ProgressBar,
-    name: Arc<str>,
-    style: Style,
+    lines: bool,
 }
 
 impl Progress {
     /// Shows progress on standard error: bars on a terminal, else lines.
     pub fn stderr() -> Self {
-        let style = if std::io::stderr().is_terminal() {
-            Style::Bars
-        } else {
-            Style::Lines
-        };
         Self {
             bars: MultiProgress::new(),
-            style,
+            lines: !std::io::stderr().is_terminal(),
         }
     }
 
     /// Shows progress as [`Progress::stderr`] on a terminal, else nowhere: in a
     /// script, standard error is the command's alone.
     pub fn terminal() -> Self {
-        if std::io::stderr().is_terminal() {
-            Self::stderr()
-        } else {
-            Self::silent()
-        }
-    }
-
-    /// Shows nothing.
-    pub fn silent() -> Self {
         Self {
-            bars: MultiProgress::with_draw_target(ProgressDrawTarget::hidden()),
-            style: Style::Silent,
+            bars: MultiProgress::new(),
+            lines: false,
         }
     }
 
@@ -85,26 +64,22 @@ impl Progress {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_prefix(name.to_owned());
-        match self.style {
-            Style::Bars => bar.enable_steady_tick(Duration::from_millis(200)),
-            Style::Lines => eprintln!("vpmu: {name} ..."),
-            Style::Silent => {}
+        let lines = self.lines;
+        if lines {
+            eprintln!("vpmu: {name} ...");
+        } else {
+            bar.enable_steady_tick(Duration::from_millis(200));
         }
-        Task {
-            bar,
-            name: name.into(),
-            style: self.style,
-        }
+        Task { bar, lines }
     }
 }
 
 impl Task {
     /// Shows the current step.
     pub fn say(&self, message: &str) {
-        match self.style {
-            Style::Bars => self.bar.set_message(message.to_owned()),
-            Style::Lines => eprintln!("vpmu: {}: {message}", self.name),
-            Style::Silent => {}
+        self.bar.set_message(message.to_owned());
+        if self.lines {
+            eprintln!("vpmu: {}: {message}", self.bar.prefix());
         }
     }
 

@@ -157,6 +157,8 @@ impl Drop for KillOnDrop {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
     const SHELL: Tool = Tool {
@@ -210,7 +212,7 @@ mod tests {
     #[test]
     fn cancelled() {
         let cancel = Cancel::default();
-        cancel.cancel();
+        cancel.flag().store(true, Ordering::Relaxed);
         let mut command = SHELL.command().unwrap();
         command.args(["-c", "sleep 100"]);
         let error = SHELL.run(command, &cancel, &|| ()).unwrap_err();

@@ -100,17 +100,17 @@ impl fmt::Display for Found {
     }
 }
 
-/// Checks this machine, with no new guest after eight minutes. `tick` is called now and then.
+/// Checks this machine, with no new guest after eight minutes.
 ///
 /// # Errors
 ///
 /// When a program is missing, or says nothing that can be understood.
-pub fn selftest(cancel: &Cancel, tick: &dyn Fn()) -> Result<Found> {
+pub fn selftest(cancel: &Cancel) -> Result<Found> {
     let end = Instant::now() + LONGEST;
     let program = artifacts::find_beside(artifacts::REPROGRAM)?;
     let mut command = bound_to_us(&program)?;
     command.arg("--selftest");
-    let said = PERF.run_within(LONGEST_RUN, command, cancel, tick)?;
+    let said = PERF.run_within(LONGEST_RUN, command, cancel, &|| ())?;
     let mut found: Found = serde_json::from_str(&said).map_err(|error| Error::Program {
         program: artifacts::REPROGRAM.to_owned(),
         status: error.to_string(),
@@ -129,7 +129,7 @@ pub fn selftest(cancel: &Cancel, tick: &dyn Fn()) -> Result<Found> {
     for model in models {
         let run = || match end.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Ok(whole(model, Verdict::Cannot, OVER.to_owned())),
-            left => guest(model, left.min(LONGEST_RUN), cancel, tick),
+            left => guest(model, left.min(LONGEST_RUN), cancel),
         };
         let mut checks = run()?;
         for _ in 1..RUNS {
@@ -188,7 +188,7 @@ fn whole(model: &str, result: Verdict, why: String) -> Vec<Check> {
 }
 
 /// Runs the test program in this machine's own KVM, with this model of the PMU, for so long at most.
-fn guest(model: &str, longest: Duration, cancel: &Cancel, tick: &dyn Fn()) -> Result<Vec<Check>> {
+fn guest(model: &str, longest: Duration, cancel: &Cancel) -> Result<Vec<Check>> {
     let whole = |result, why| whole(model, result, why);
     // Two vCPUs that wait for each other on one processor wait for the scheduler, each time.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -207,7 +207,7 @@ fn guest(model: &str, longest: Duration, cancel: &Cancel, tick: &dyn Fn()) -> Re
     command.arg("--kernel").arg(payload);
     command.args(["--memory", "64M", "--vcpus", &vcpus, "--model", model]);
     command.stdin(std::process::Stdio::null());
-    match VMM.run_within(longest, command, cancel, tick) {
+    match VMM.run_within(longest, command, cancel, &|| ()) {
         Ok(console) => Ok(of_console(model, &console.replace('\r', ""))),
         Err(error @ Error::Interrupted) => Err(error),
         Err(error) => Ok(whole(Verdict::Fails, error.to_string())),
