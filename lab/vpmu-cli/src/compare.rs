@@ -13,7 +13,7 @@ use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Result, usage};
 
 use crate::FAILED;
-use crate::options::{Guest, check_policies, designs};
+use crate::options::Guest;
 use crate::print::print;
 
 /// Of a failed command's output, the lines shown.
@@ -25,15 +25,10 @@ pub(crate) fn compare(
     guest: &Guest,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
-    let request = guest.request();
-    check_policies(pmus, !policies.is_empty())?;
-    if request.command.is_none() {
+    if guest.command.is_empty() {
         return usage("nothing to compare: give a command after --");
     }
-    let has_vmm = guest.vmm.vmm.is_some();
-    let spec = request.check(&designs(guest.arch, pmus, policies, has_vmm))?;
-    run::check(&spec)?;
-    guest.check_outputs()?;
+    let spec = guest.spec(pmus, policies)?;
     let session = Session::new(cancel, Progress::stderr())?;
     let lab = Lab::prepare(&spec, &session)?;
     let comparison = run::compare::compare(&lab)?;

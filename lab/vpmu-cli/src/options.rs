@@ -14,7 +14,8 @@ use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
 use vpmu_lab::spec::design::{Design, Pmu, Policy};
 use vpmu_lab::spec::disk::Disk;
-use vpmu_lab::spec::{Machine, Request};
+use vpmu_lab::spec::{Machine, Request, Spec};
+use vpmu_lab::{Result, run, usage};
 
 use crate::bench::Bench;
 use crate::exec;
@@ -204,7 +205,7 @@ pub(crate) struct Guest {
     /// With --vmm the default is x86_64.
     #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = choice::<Arch>())]
     #[arg(default_value_if("vmm", ArgPredicate::IsPresent, "x86_64"))]
-    pub(crate) arch: Arch,
+    arch: Arch,
     /// Processors of the guest, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1)]
     vcpus: u32,
@@ -267,7 +268,7 @@ pub(crate) struct Guest {
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
     #[command(flatten)]
-    pub(crate) vmm: Vmm,
+    vmm: Vmm,
     /// Let time pass as it does here, instead of counting instructions
     ///
     /// This machine's own KVM, where it runs the guest, knows no other time.
@@ -294,11 +295,26 @@ pub(crate) struct Guest {
     keep: Option<PathBuf>,
     /// What to run: a program and its arguments, or one quoted line for the shell
     #[arg(last = true, value_name = "CMD")]
-    command: Vec<String>,
+    pub(crate) command: Vec<String>,
 }
 
 impl Guest {
-    pub(crate) fn request(&self) -> Request {
+    /// Returns what to run under these designs, by default all, and policies. Refuses it before anything is downloaded, and
+    /// files for the figures that cannot be written.
+    pub(crate) fn spec(&self, pmus: &[Pmu], policies: &[Policy]) -> Result<Spec> {
+        // Only our x86 VMM has host events.
+        if !policies.is_empty() && !pmus.is_empty() && !pmus.contains(&Pmu::Emulated) {
+            return usage("--policy is about --arch x86_64 --pmu emulated");
+        }
+        let designs = designs(self.arch, pmus, policies, self.vmm.vmm.is_some());
+        let spec = self.request().check(&designs)?;
+        run::check(&spec)?;
+        let mut files = self.html.iter().chain(&self.json);
+        files.try_for_each(|path| check_writable(path))?;
+        Ok(spec)
+    }
+
+    fn request(&self) -> Request {
         self.offer.ask(Request {
             machine: Machine {
                 arch: self.arch,
@@ -332,14 +348,8 @@ impl Guest {
         })
     }
 
-    /// Refuses files that cannot be written, before a guest has run for them.
-    pub(crate) fn check_outputs(&self) -> vpmu_lab::Result<()> {
-        let mut files = self.html.iter().chain(&self.json);
-        files.try_for_each(|path| check_writable(path))
-    }
-
     /// Writes the figures to the files that were asked for, also where one of them cannot be written.
-    pub(crate) fn write(&self, runs: Vec<Run>) -> vpmu_lab::Result<()> {
+    pub(crate) fn write(&self, runs: Vec<Run>) -> Result<()> {
         let html = match self.html.as_ref().zip(page::of_runs(&runs)) {
             Some((path, page)) => write_whole(path, page.as_bytes()),
             None => Ok(()),
@@ -352,7 +362,7 @@ impl Guest {
 }
 
 /// Takes what Debian's policy lets be a name, so that apt takes it for nothing else.
-fn package(text: &str) -> Result<String, String> {
+fn package(text: &str) -> std::result::Result<String, String> {
     let fits =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
     let begins = text.starts_with(|first: char| first.is_ascii_alphanumeric());
@@ -362,17 +372,8 @@ fn package(text: &str) -> Result<String, String> {
     }
 }
 
-/// A policy is about host events, which only our x86 VMM has.
-pub(crate) fn check_policies(pmus: &[Pmu], given: bool) -> vpmu_lab::Result<()> {
-    if given && !pmus.is_empty() && !pmus.contains(&Pmu::Emulated) {
-        return vpmu_lab::usage("--policy is about --arch x86_64 --pmu emulated");
-    }
-    Ok(())
-}
-
 /// The rows of a table: each design once, the one with policies once for each.
-pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy], has_vmm: bool) -> Vec<Design> {
-    let mut designs: Vec<Design> = Vec::new();
+fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy], has_vmm: bool) -> Vec<Design> {
     let defaults: &[Pmu] = match arch {
         Arch::Aarch64 => &[
             Pmu::Native,
@@ -384,18 +385,20 @@ pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy], has_vmm: bo
         Arch::X86_64 if has_vmm => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated, Pmu::Vmm],
         Arch::X86_64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated],
     };
-    for &pmu in if pmus.is_empty() { defaults } else { pmus } {
-        let has_policies = pmu == Pmu::Emulated && !policies.is_empty();
-        let with = |policy| Design { pmu, policy };
-        if has_policies {
-            designs.extend(policies.iter().map(|&policy| with(Some(policy))));
-        } else if pmu == Pmu::Emulated && arch == Arch::X86_64 {
-            designs.push(with(Some(Policy::default())));
-        } else {
-            designs.push(with(None));
-        }
-    }
-    designs.into_iter().unique().collect()
+    let pmus = if pmus.is_empty() { defaults } else { pmus };
+    let policies = match (policies, arch) {
+        ([], Arch::Aarch64) => vec![None],
+        ([], Arch::X86_64) => vec![Some(Policy::default())],
+        _ => policies.iter().copied().map(Some).collect(),
+    };
+    let of_pmu = |&pmu| match pmu {
+        Pmu::Emulated => policies
+            .iter()
+            .map(|&policy| Design { pmu, policy })
+            .collect(),
+        _ => vec![Design::from(pmu)],
+    };
+    pmus.iter().flat_map(of_pmu).unique().collect()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use vpmu_lab::run::{self, Lab, Sink, Stage};
 use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Result, usage};
 
-use crate::options::{Guest, check_policies, designs};
+use crate::options::Guest;
 
 pub(crate) fn run(
     pmu: Pmu,
@@ -22,14 +22,10 @@ pub(crate) fn run(
     guest: &Guest,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
-    let request = guest.request();
-    if request.command.is_none() && (guest.json.is_some() || guest.html.is_some()) {
+    if guest.command.is_empty() && (guest.json.is_some() || guest.html.is_some()) {
         return usage("--json and --html hold a command's figures: give a command after --");
     }
-    check_policies(&[pmu], policy.is_some())?;
-    let spec = request.check(&designs(guest.arch, &[pmu], policy.as_slice(), false))?;
-    run::check(&spec)?;
-    guest.check_outputs()?;
+    let spec = guest.spec(&[pmu], policy.as_slice())?;
     let session = Session::new(cancel, Progress::stderr())?;
     let lab = Lab::prepare(&spec, &session)?;
     let task = Progress::terminal().task(&format!("booting {pmu}"));
