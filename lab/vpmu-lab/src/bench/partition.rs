@@ -28,84 +28,62 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// A command and the figures taken from it.
-struct Part {
-    command: &'static str,
-    figures: &'static [Figure],
-}
+/// A figure: its name, its unit, and how it is taken from a run.
+type Figure = (&'static str, &'static str, fn(&Run) -> Option<f64>);
 
-struct Figure {
-    name: &'static str,
-    unit: &'static str,
-    of: fn(&Run) -> Option<f64>,
-    published: &'static [(Pmu, f64)],
-}
-
-/// `--no-bpf-event` keeps perf from waiting for a helper thread that wakes up once a second. With
-/// that thread, every run would take some whole number of seconds more.
-const PARTS: &[Part] = &[
-    Part {
-        command: "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,\
-                      cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
-                      cycles:u,cycles:k -o perf.data -- gzip -c random.bin > /dev/null",
-        figures: &[
-            Figure {
-                name: "perf_run_s",
-                unit: "s",
-                of: |run| Some(run.real_s),
-                published: &[(Pmu::Kvm, 4.143), (Pmu::Partitioned, 3.139)],
-            },
-            Figure {
-                name: "perf_run_sys_s",
-                unit: "s",
-                of: |run| Some(run.sys_s),
-                published: &[(Pmu::Kvm, 0.159), (Pmu::Partitioned, 0.110)],
-            },
-            Figure {
-                name: "samples",
-                unit: "samples",
-                of: |run| run.samples.map(|count| count as f64),
-                published: &[],
-            },
-            Figure {
-                name: "exits_per_pmi",
-                unit: "exits",
-                of: |run| run.exits_per_pmi,
-                published: &[],
-            },
+/// Commands, and the figures of each. `--no-bpf-event` keeps perf from waiting for a helper thread that wakes up once a
+/// second. With that thread, every run would take some whole number of seconds more.
+const PARTS: [(&str, &[Figure]); 2] = [
+    (
+        "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,\
+         cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
+         cycles:u,cycles:k -o perf.data -- gzip -c random.bin > /dev/null",
+        &[
+            ("perf_run_s", "s", |run| Some(run.real_s)),
+            ("perf_run_sys_s", "s", |run| Some(run.sys_s)),
+            ("samples", "samples", |run| Some(run.samples? as f64)),
+            ("exits_per_pmi", "exits", |run| run.exits_per_pmi),
         ],
-    },
-    Part {
-        command: "perf record --no-bpf-event -F 4000 -e cycles,cycles:u,cycles:k,cycles,\
-                      cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
-                      cycles:u,cycles:k -o perf.data -- stress-ng --quiet --cpu 0 --timeout 2",
-        figures: &[Figure {
-            name: "host_share",
-            unit: "share",
-            of: |run| run.host_share,
-            published: &[(Pmu::Kvm, 0.3496), (Pmu::Partitioned, 0.0097)],
-        }],
-    },
+    ),
+    (
+        "perf record --no-bpf-event -F 4000 -e cycles,cycles:u,cycles:k,cycles,\
+         cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
+         cycles:u,cycles:k -o perf.data -- stress-ng --quiet --cpu 0 --timeout 2",
+        &[("host_share", "share", |run| run.host_share)],
+    ),
+];
+
+const PUBLISHED: [(&str, &str, f64); 6] = [
+    ("perf_run_s", "kvm", 4.143),
+    ("perf_run_s", "partitioned", 3.139),
+    ("perf_run_sys_s", "kvm", 0.159),
+    ("perf_run_sys_s", "partitioned", 0.110),
+    ("host_share", "kvm", 0.3496),
+    ("host_share", "partitioned", 0.0097),
 ];
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let designs = Arch::Aarch64.designs();
     let designs: Vec<Design> = designs.iter().copied().map(Design::from).collect();
     let mut rows = Vec::new();
-    for (number, part) in (1..).zip(PARTS) {
-        let name = number.to_string();
-        let runs =
-            context.compare_as(Request::new(Arch::Aarch64), &name, &designs, part.command)?;
-        let kept = runs_with_host_counters(context, &name, part.command)?;
-        for figure in part.figures {
-            rows.extend(runs.iter().map(|row| figure.row(&row.run)));
-            rows.extend(kept.iter().map(|(mode, run)| {
-                let measured = run.as_ref().and_then(figure.of);
-                Row::new(figure.name, *mode, measured, figure.unit)
-            }));
+    for (number, (command, figures)) in (1..).zip(PARTS) {
+        let part = number.to_string();
+        let request = Request::new(Arch::Aarch64);
+        let runs = context.compare_as(request, &part, &designs, command)?;
+        let runs = runs.into_iter().map(|row| (mode(row.design), Some(row.run)));
+        let kept = runs_with_host_counters(context, &part, command)?;
+        let runs: Vec<_> = runs.chain(kept).collect();
+        for figure in figures {
+            rows.extend(runs.iter().map(|(mode, run)| row(figure, mode, run.as_ref())));
         }
     }
     Ok(rows)
+}
+
+fn row((figure, unit, of): &Figure, mode: &str, run: Option<&Run>) -> Row {
+    let mut published = PUBLISHED.iter();
+    let published = published.find(|(name, of, _)| name == figure && *of == mode);
+    Row::new(*figure, mode, run.and_then(of), *unit).beside(published.map(|(.., value)| *value))
 }
 
 /// Modes of the partitioned PMU in which the monitor keeps counters, with their number.
@@ -143,14 +121,6 @@ pub(super) fn isolates(run: &Run) -> bool {
     isolation.is_some_and(|isolation| isolation["partition"] == true)
 }
 
-impl Figure {
-    fn row(&self, run: &Run) -> Row {
-        let published = self.published.iter().find(|(pmu, _)| *pmu == run.pmu);
-        let row = Row::new(self.name, mode(run.design()), (self.of)(run), self.unit);
-        row.beside(published.map(|(_, value)| *value))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,11 +142,8 @@ mod tests {
         let meter = br#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":1,"sys_us":1,"pmis":0}}"#;
         let run = Run::from_records(None, &request, &guest, &[Record::parse(meter).unwrap()]);
         let run = run.unwrap();
-        let rows: Vec<Row> = PARTS[0]
-            .figures
-            .iter()
-            .map(|figure| figure.row(&run))
-            .collect();
+        let rows = PARTS[0].1.iter().map(|figure| row(figure, "kvm", Some(&run)));
+        let rows: Vec<Row> = rows.collect();
         assert_eq!((&*rows[0].figure, &*rows[0].mode), ("perf_run_s", "kvm"));
         assert_eq!(
             (rows[0].measured, rows[0].published),
