@@ -87,13 +87,14 @@ const KVM_NAMES: [(&str, &str); 6] = [
 ];
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let designs = emulated(&[Policy::Paused]);
     let runs = context.compare(
+        context.request(&["--approximate-instructions"]),
         "1",
-        &emulated(&[Policy::Paused]),
-        &["--approximate-instructions"],
+        &designs,
         &context.with_events(COMMAND),
     )?;
-    let one_event = context.compare("2", &emulated(&[Policy::Paused]), &[], ONE_EVENT)?;
+    let one_event = context.compare(context.request(&[]), "2", &designs, ONE_EVENT)?;
     // AMD has other registers.
     let registers = match context.model {
         Model::Auto | Model::Intel => &PUBLISHED_MSRS[..],

@@ -50,7 +50,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             host_profile: profile.and_then(|rate| rate.parse().ok()),
             ..Request::new(Arch::Aarch64)
         };
-        context.compare_as(request, part, &[Design::from(Pmu::Partitioned)], &command())
+        context.compare(request, part, &[Design::from(Pmu::Partitioned)], &command())
     };
     let (without, with) = (run("without", None)?, run("with", Some(RATE))?);
     let (without, with) = (&without[0], &with[0]);

@@ -148,25 +148,18 @@ impl Context<'_> {
         }
     }
 
-    /// Runs `command` in x86 guests of this project's under each of `designs` with options `vmm_args` for the VMM. `part`
-    /// distinguishes the kept logs of several calls.
-    fn compare(
-        &self,
-        part: &str,
-        designs: &[Design],
-        vmm_args: &[&str],
-        command: &str,
-    ) -> Result<Vec<result::Row>> {
-        let request = Request {
+    /// Requests x86 guests of this project's, with options `vmm_args` for the VMM.
+    fn request(&self, vmm_args: &[&str]) -> Request {
+        Request {
             model: self.model,
             vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
             ..Request::new(Arch::X86_64)
-        };
-        self.compare_as(request, part, designs, command)
+        }
     }
 
-    /// Compares as [`Context::compare`] does, guests as `request` wants them.
-    fn compare_as(
+    /// Runs `command` under each of `designs` in guests as `request` wants them. `part` distinguishes the kept logs of several
+    /// calls.
+    fn compare(
         &self,
         mut request: Request,
         part: &str,
@@ -235,7 +228,7 @@ impl Context<'_> {
         let mut rows = Vec::new();
         for part in parts {
             let label = format!("{label}{}", part.name);
-            for row in &self.compare_as(request.clone(), &label, designs, &part.command)? {
+            for row in &self.compare(request.clone(), &label, designs, &part.command)? {
                 let figures = (part.figures)(row)?.into_iter();
                 rows.extend(figures.map(|figure| figure.row(suffix, mode(row))));
             }

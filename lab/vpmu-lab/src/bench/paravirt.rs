@@ -9,8 +9,6 @@ use super::{Bench, Context, Row};
 use crate::Result;
 use crate::report::result;
 use crate::report::story::{Group, Page};
-use crate::spec::Request;
-use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
@@ -127,11 +125,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         pmu: Pmu::Emulated,
         policy: Some(Policy::Paused),
     };
-    let request = Request {
-        model: context.model,
-        vmm_args: vec!["--approximate-instructions".to_owned()],
-        ..Request::new(Arch::X86_64)
-    };
+    let request = context.request(&["--approximate-instructions"]);
     let designs = [trapped, Pmu::Paravirt.into()];
     let mode = |row: &result::Row| match row.design.pmu {
         Pmu::Paravirt => "paravirt",

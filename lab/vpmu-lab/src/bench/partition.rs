@@ -69,7 +69,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     for (number, (command, figures)) in (1..).zip(PARTS) {
         let part = number.to_string();
         let request = Request::new(Arch::Aarch64);
-        let runs = context.compare_as(request, &part, &designs, command)?;
+        let runs = context.compare(request, &part, &designs, command)?;
         let runs = runs.into_iter().map(|row| (mode(row.design), Some(row.run)));
         let kept = runs_with_host_counters(context, &part, command)?;
         let runs: Vec<_> = runs.chain(kept).collect();
@@ -101,7 +101,7 @@ fn runs_with_host_counters(
             host_counters,
             ..Request::new(Arch::Aarch64)
         };
-        let rows = context.compare_as(request, part, &[Pmu::Partitioned.into()], command)?;
+        let rows = context.compare(request, part, &[Pmu::Partitioned.into()], command)?;
         Ok(rows.into_iter().next().map(|row| row.run))
     };
     let probed: Option<Run> = run(&format!("{part}-probe"), 1, "true")?;

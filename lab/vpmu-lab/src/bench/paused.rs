@@ -94,9 +94,9 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let (mut handlers, mut operations) = (Vec::new(), Vec::new());
     for (number, part) in (1..).zip(&PARTS) {
         let runs = context.compare(
+            context.request(&["--approximate-instructions"]),
             &format!("{number}"),
             &designs,
-            &["--approximate-instructions"],
             &context.with_events(&part.command()),
         )?;
         let mut means = Vec::new();

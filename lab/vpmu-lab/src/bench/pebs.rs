@@ -9,8 +9,6 @@ use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::report::result;
 use crate::report::story::{Group, Page};
-use crate::spec::Request;
-use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
@@ -106,11 +104,7 @@ fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for [name, option, precise] in WAYS {
-        let request = Request {
-            model: context.model,
-            vmm_args: vec![option.to_owned()],
-            ..Request::new(Arch::X86_64)
-        };
+        let request = context.request(&[option]);
         let (designs, label) = (emulated(&[Policy::Paused]), format!("{name}-"));
         let parts = parts(precise);
         rows.extend(context.measure(&request, &designs, &parts, (&label, ""), |_| name)?);

@@ -11,7 +11,6 @@ use crate::image::artifacts;
 use crate::report::figures::Report;
 use crate::report::story::{Group, Page};
 use crate::spec::Request;
-use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::{Error, Result};
 
@@ -92,11 +91,10 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let guest = emulated(&[Policy::default()]);
     let designs: Vec<Design> = native.into_iter().chain(guest).collect();
     let request = Request {
-        model: context.model,
         programs: vec![artifacts::REPROGRAM],
-        ..Request::new(Arch::X86_64)
+        ..context.request(&[])
     };
-    let guests = context.compare_as(request, "guest", &designs, IN_GUEST)?;
+    let guests = context.compare(request, "guest", &designs, IN_GUEST)?;
     for guest in &guests {
         let place = match guest.design.pmu {
             Pmu::Native => NATIVE,

@@ -50,7 +50,7 @@ fn command() -> String {
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let designs = emulated(&[Policy::Paused]);
-    let runs = context.compare("mixed", &designs, &[], &command())?;
+    let runs = context.compare(context.request(&[]), "mixed", &designs, &command())?;
     let mut rows = Vec::new();
     for run in &runs {
         let whole = first(run, "whole:cycles")?;

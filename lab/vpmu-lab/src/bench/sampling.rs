@@ -60,14 +60,14 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         true => "cycles",
         false => "cpu-clock",
     };
-    let host = context.compare_as(
+    let host = context.compare(
         beside_native(Model::default()),
         "host",
         &native,
         &command(event),
     )?;
     let (guest, designs) = (beside_native(context.model), emulated(&POLICIES));
-    let guests = context.compare_as(guest, "guest", &designs, &command("cycles"))?;
+    let guests = context.compare(guest, "guest", &designs, &command("cycles"))?;
     let host = Profile::of(&host[0])?;
     let guests = guests
         .iter()
@@ -116,7 +116,7 @@ fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
     let command = timed(CYCLES, period, 5000);
     let label = format!("cost{}", kind.replace(':', "-"));
     let designs = emulated(&[Policy::Paused]);
-    let runs = context.compare_as(beside_native(context.model), &label, &designs, &command)?;
+    let runs = context.compare(beside_native(context.model), &label, &designs, &command)?;
     let row = |row: &result::Row, figure, measured, unit| {
         Row::new(format!("{figure}{kind}"), mode(row.design), measured, unit)
     };

@@ -213,9 +213,9 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     };
     native.machine.cpu = Some(format!("max,{X86_PMU}"));
     let dwarf = profile("", "--call-graph dwarf,4096");
-    let native = context.compare_as(native, "native", &[Design::from(Pmu::Native)], &dwarf)?;
+    let native = context.compare(native, "native", &[Design::from(Pmu::Native)], &dwarf)?;
     let lbr = profile(&with, "--call-graph lbr");
-    let profiled = context.compare_as(guest(&[]), "shares", &ours, &lbr)?;
+    let profiled = context.compare(guest(&[]), "shares", &ours, &lbr)?;
     let figures = of_profiles(&native[0], &profiled[0])?;
     let ends = stacks(&profiled[0]).into_iter().map(|one| ("guest", one));
     let figures = figures.into_iter().chain(ends);
@@ -231,7 +231,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             format!("{with} perf record --no-bpf-event -q -o perf.data -e {event} {graph}");
         let command = timed_program(&record, "-c 100003", FTEST, "./ftest 200000");
         let guest = Request { pebs, ..guest(&[]) };
-        for row in &context.compare_as(guest, &format!("time-{mode}"), &ours, &command)? {
+        for row in &context.compare(guest, &format!("time-{mode}"), &ours, &command)? {
             rows.push(sample_cost(row)?.row("", mode));
         }
     }
@@ -248,7 +248,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         for (mode, before) in [("companion", with.as_str()), ("alone", "")] {
             let command = completeness(programs, before);
             let part = format!("{}-{mode}", &suffix[1..]);
-            for row in &context.compare_as(guest(&more), &part, &ours, &command)? {
+            for row in &context.compare(guest(&more), &part, &ours, &command)? {
                 let output = String::from_utf8_lossy(&row.output);
                 let ran = output.lines().filter(|line| *line == "program").count();
                 let ran = figure("programs", Some(ran as f64), "programs");

@@ -155,7 +155,7 @@ fn boot(context: &Context<'_>, module: &Modules, cell: Cell) -> Result<Measured>
     request.machine.memory = 512;
     let design = Design::from(Pmu::Emulated);
     let _task = context.session.progress.task(&cell.name());
-    let rows = context.compare_as(request, &cell.name(), &[design], &script(cell))?;
+    let rows = context.compare(request, &cell.name(), &[design], &script(cell))?;
     measured(cell, &rows[0].run, &rows[0].output).ok_or_else(|| rows[0].failed())
 }
 

@@ -8,7 +8,6 @@ use crate::Result;
 use crate::report::result;
 use crate::report::story::{Group, Page};
 use crate::spec::Request;
-use crate::spec::arch::Arch;
 use crate::spec::design::{Lbr, Model, Pebs, Policy};
 use checker::checker;
 
@@ -273,8 +272,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             model,
             lbr: way.lbr,
             pebs: way.pebs,
-            vmm_args: way.options.iter().map(|&word| word.to_owned()).collect(),
-            ..Request::new(Arch::X86_64)
+            ..context.request(way.options)
         };
         let label = format!("{}{}-", way.mode, way.suffix.replace(':', "-"));
         let names = (label.as_str(), way.suffix);
