@@ -1,7 +1,7 @@
 //! The host samples a guest that samples itself, on arm64 with the counters divided.
 
 use super::partition::isolates;
-use super::parts::{QUIET, SHARES, WEIGHTS, figure, first};
+use super::parts::{Figure, QUIET, SHARES, WEIGHTS, figure, first};
 use super::{Bench, Context, Row, mode};
 use crate::report::profile::own;
 use crate::report::result;
@@ -54,42 +54,30 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     };
     let (without, with) = (run("without", None)?, run("with", Some(RATE))?);
     let (without, with) = (&without[0], &with[0]);
-    let figures = if isolates(&with.run) {
-        measured(without, with)?
-    } else {
-        FIGURES.map(|_| None)
-    };
-    let rows = FIGURES
-        .iter()
-        .zip(figures)
-        .map(|(&(name, unit), value)| figure(name, value, unit).row("", mode(with.design)));
-    Ok(rows.collect())
+    // Where the machine does not keep the counters apart, nothing of the partition is left to measure.
+    let is_known = isolates(&with.run);
+    let rows = measured(without, with)?.map(|mut figure| {
+        figure.value = figure.value.filter(|_| is_known);
+        figure.row("", mode(with.design))
+    });
+    Ok(rows.into())
 }
 
-/// The figures and their units, in the order of [`measured`].
-const FIGURES: [(&str, &str); 5] = [
-    ("largest_share_difference_points", "points"),
-    ("guest_time_ratio", "ratio"),
-    ("guest_samples_ratio", "ratio"),
-    ("host_samples", "samples"),
-    ("el2_instructions_per_sample", "instructions"),
-];
-
 /// Compares the run with the host's profile to that without.
-fn measured(without: &result::Row, with: &result::Row) -> Result<[Option<f64>; 5]> {
+fn measured(without: &result::Row, with: &result::Row) -> Result<[Figure; 5]> {
     let ratio = |word| Ok::<_, Error>(first(with, word)? / first(without, word)?);
     let profile = with.run.host_profile.as_ref();
     let samples = profile.map(|profile| profile.folded.values().sum::<u64>() as f64);
     let more = instructions(with).zip(instructions(without));
     let more = more.map(|(with, without)| with - without);
+    let each = more.zip(samples.filter(|&samples| samples > 0.0));
+    let each = each.map(|(more, samples)| more / samples);
     Ok([
-        difference(with),
-        Some(ratio("time")?),
-        Some(ratio("samples")?),
-        samples,
-        more.zip(samples)
-            .filter(|(_, samples)| *samples > 0.0)
-            .map(|(more, samples)| more / samples),
+        figure("largest_share_difference_points", difference(with), "points"),
+        figure("guest_time_ratio", Some(ratio("time")?), "ratio"),
+        figure("guest_samples_ratio", Some(ratio("samples")?), "ratio"),
+        figure("host_samples", samples, "samples"),
+        figure("el2_instructions_per_sample", each, "instructions"),
     ])
 }
 
