@@ -42,10 +42,11 @@ pub(crate) trait Backend {
     /// Constructs the program to start, with files in `folder`.
     fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch>;
 
-    /// Tells how the guest ended, when neither its kernel nor a hypervisor complained.
-    fn end(&self, records: &[Record]) -> End {
+    /// Tells how the guest failed, when neither its kernel nor a hypervisor complained. `None`: the guest powered off, or was
+    /// reset.
+    fn silent_end(&self, records: &[Record]) -> Option<Failure> {
         let _ = records;
-        End::PoweredOff
+        None
     }
 
     /// Tells whether QEMU is known to lose interrupts of this guest, or to deliver one twice.
@@ -66,21 +67,6 @@ pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<OsString>,
     command: process::Command,
-}
-
-/// The end of a guest.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// The guest powered off, or was reset.
-    PoweredOff,
-    /// The VMM in the KVM host reported its failure.
-    VmmFailed {
-        /// The VMM's version line.
-        vmm: String,
-        status: i32,
-    },
-    /// The KVM host went down without a message.
-    HostReset,
 }
 
 /// Returns the backend that runs `guest` as `request` wants it.

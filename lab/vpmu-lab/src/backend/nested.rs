@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::parts::{Boot, command_line};
-use super::{Backend, End, Launch, Parts, direct, disk, qemu};
+use super::{Backend, Launch, Parts, direct, disk, qemu};
 use crate::error::STUCK;
 use crate::image::archive::{Archive, concatenate};
 use crate::image::artifacts;
@@ -309,18 +309,18 @@ impl Backend for Nested<'_> {
         qemu::launch(&host, self.memory(), options)
     }
 
-    fn end(&self, records: &[Record]) -> End {
+    fn silent_end(&self, records: &[Record]) -> Option<Failure> {
         let host = records.iter().find_map(|record| match record {
             Record::Host(host) => Some(host),
             _ => None,
         });
         match host {
-            None => End::HostReset,
-            Some(Host { status: 0, .. }) => End::PoweredOff,
-            Some(Host { vmm, status, .. }) => End::VmmFailed {
-                vmm: vmm.clone(),
-                status: *status,
-            },
+            None => Some(Failure::HostReset),
+            Some(Host { status: 0, .. }) => None,
+            Some(Host { vmm, status, .. }) => {
+                let how = format!("{vmm} ended with status {status}");
+                Some(Failure::NoReport(how))
+            }
         }
     }
 

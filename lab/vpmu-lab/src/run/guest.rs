@@ -10,7 +10,7 @@ use super::kept::Kept;
 use super::supervise::{self, Limits, Stage, Streams};
 use super::{Lab, Outcome, SecondOutcome, Sink};
 use crate::backend::monitor::SECOND_CONSOLE;
-use crate::backend::{self, Backend, End, Parts};
+use crate::backend::{self, Backend, Parts};
 use crate::host::qemu::Version;
 use crate::image::artifacts;
 use crate::image::disk::BootDisk;
@@ -295,29 +295,18 @@ fn figures(
     if transcript.records.iter().any(stuck) {
         return Err(transcript.failed(Failure::Stuck));
     }
-    let bad_end = supervise::ended_badly(transcript);
-    let end = backend.end(&transcript.records);
+    let records = &transcript.records;
+    let bad_end = supervise::ended_badly(transcript).or_else(|| backend.silent_end(records));
     let has_meter = |record: &Record| matches!(record, Record::Meter(_));
     let complete = match spec.request.command {
-        Some(_) => transcript.ended && transcript.records.iter().any(has_meter),
-        None => bad_end.is_none() && end == End::PoweredOff,
+        Some(_) => transcript.ended && records.iter().any(has_meter),
+        None => bad_end.is_none(),
     };
     if !complete {
-        return Err(transcript.failed(bad_end.unwrap_or_else(|| silent_end(end))));
+        let off = || Failure::NoReport("it powered off or was reset".to_owned());
+        return Err(transcript.failed(bad_end.unwrap_or_else(off)));
     }
-    let records = &transcript.records;
     Ok(Run::from_records(qemu, &spec.request, guest, records))
-}
-
-/// Returns how a guest failed that ended without figures and without a complaint.
-fn silent_end(end: End) -> Failure {
-    match end {
-        End::HostReset => Failure::HostReset,
-        End::VmmFailed { vmm, status } => {
-            Failure::NoReport(format!("{vmm} ended with status {status}"))
-        }
-        End::PoweredOff => Failure::NoReport("it powered off or was reset".to_owned()),
-    }
 }
 
 #[cfg(test)]
