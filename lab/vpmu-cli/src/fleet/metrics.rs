@@ -79,11 +79,7 @@ fn write(file: &Path) -> Result<ExitCode> {
 }
 
 fn serve(address: SocketAddr, cancel: &Cancel) -> Result<ExitCode> {
-    let failed = |source: io::Error| Error::File {
-        action: "listen on",
-        path: address.to_string().into(),
-        source,
-    };
+    let failed = |source| Error::file("listen on", address.to_string())(source);
     let listener = TcpListener::bind(address).map_err(failed)?;
     // The port may be one that the kernel has chosen.
     let address = listener.local_addr().map_err(failed)?;

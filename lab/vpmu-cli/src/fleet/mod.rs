@@ -155,11 +155,7 @@ pub(crate) fn rows() -> Result<Vec<Row>> {
     if processes.is_empty()
         && let Some((path, source)) = refused.pop()
     {
-        return Err(Error::File {
-            action: "read",
-            path,
-            source,
-        });
+        return Err(Error::file("read", path)(source));
     }
     let rows = processes.into_iter().flat_map(|process| {
         let (pid, guest) = (process.id, name(process.id));

@@ -73,11 +73,7 @@ pub(crate) fn top(options: &Top, cancel: &Cancel) -> Result<ExitCode> {
 }
 
 fn failed(source: io::Error) -> Error {
-    Error::File {
-        action: "use",
-        path: "the terminal".into(),
-        source,
-    }
+    Error::file("use", "the terminal")(source)
 }
 
 fn once(options: &Top, cancel: &Cancel) -> Result<ExitCode> {
