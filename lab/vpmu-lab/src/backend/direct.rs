@@ -5,7 +5,6 @@ use std::path::Path;
 
 use super::{Backend, Launch, Parts};
 use crate::Result;
-use crate::host::tool;
 use crate::image::artifacts;
 use crate::image::job::Notify;
 use crate::spec::Request;
@@ -36,8 +35,7 @@ impl Backend for Direct<'_> {
         }
         arguments.extend(["--append".into(), OsString::from(boot.append)]);
         let program = artifacts::find_beside(artifacts::VMM)?;
-        let command = tool::bound_to_us(&program)?;
-        Ok(Launch::new(command, program, arguments))
+        Ok(Launch { program, arguments })
     }
 }
 

@@ -23,6 +23,7 @@ use std::process;
 
 use crate::Result;
 use crate::error::Failure;
+use crate::host::tool::bound_to_us;
 use crate::image::job::Notify;
 use crate::spec::{Guest, Request, Way};
 use vpmu_measure::Record;
@@ -63,10 +64,9 @@ pub(crate) trait Backend {
 /// A program to start.
 #[derive(Debug)]
 pub(crate) struct Launch {
-    /// The program, by its name in messages.
+    /// The program's path, or its name in `PATH`.
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<OsString>,
-    command: process::Command,
 }
 
 /// Returns the backend that runs `guest` as `request` wants it.
@@ -88,25 +88,10 @@ pub(crate) fn of<'a>(request: &'a Request, guest: &'a Guest) -> Box<dyn Backend 
 }
 
 impl Launch {
-    fn new(mut command: process::Command, program: PathBuf, arguments: Vec<OsString>) -> Self {
-        command.args(&arguments);
-        Self {
-            program,
-            arguments,
-            command,
-        }
-    }
-
-    /// Adds arguments.
-    pub(crate) fn add(&mut self, arguments: impl IntoIterator<Item = OsString>) {
-        for argument in arguments {
-            self.command.arg(&argument);
-            self.arguments.push(argument);
-        }
-    }
-
     /// Returns the program with its arguments. The kernel ends the program when vpmu is killed.
-    pub(crate) fn into_command(self) -> process::Command {
-        self.command
+    pub(crate) fn into_command(self) -> Result<process::Command> {
+        let mut command = bound_to_us(&self.program)?;
+        command.args(self.arguments);
+        Ok(command)
     }
 }

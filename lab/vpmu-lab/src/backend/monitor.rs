@@ -76,11 +76,11 @@ impl Backend for Monitor<'_> {
         boot.append = format!("{} {}", self.words(), boot.append)
             .trim()
             .to_owned();
-        let mut launch = qemu::launch(machine, machine.memory, boot.options())?;
+        let mut launch = qemu::launch(machine, machine.memory, boot.options());
         if second.is_some() {
             let mut file = OsString::from("file:");
             file.push(folder.join(SECOND_CONSOLE));
-            launch.add(["-serial".into(), file]);
+            launch.arguments.extend(["-serial".into(), file]);
         }
         Ok(launch)
     }

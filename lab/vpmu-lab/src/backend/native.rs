@@ -19,6 +19,6 @@ impl Backend for Native<'_> {
             None => parts.boot(self.0.arch, folder)?.options(),
             Some(disk) => disk::machine(disk, parts.job.as_deref(), true),
         };
-        qemu::launch(self.0, self.0.memory, boot)
+        Ok(qemu::launch(self.0, self.0.memory, boot))
     }
 }

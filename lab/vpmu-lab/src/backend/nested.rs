@@ -306,7 +306,7 @@ impl Backend for Nested<'_> {
             vcpus: self.processors(),
             ..machine.clone()
         };
-        qemu::launch(&host, self.memory(), options)
+        Ok(qemu::launch(&host, self.memory(), options))
     }
 
     fn silent_end(&self, records: &[Record]) -> Option<Failure> {

@@ -87,11 +87,11 @@ fn has_another_board(machine: &Machine) -> bool {
 }
 
 /// Returns a QEMU that boots `machine` with `memory` MiB by the options `boot`.
-pub(super) fn launch(machine: &Machine, memory: u32, boot: Vec<OsString>) -> Result<Launch> {
-    let tool = machine.arch.qemu();
-    let arguments = arguments(machine, memory, boot);
-    let command = machine.qemu.command(&tool)?;
-    Ok(Launch::new(command, machine.qemu.program(&tool), arguments))
+pub(super) fn launch(machine: &Machine, memory: u32, boot: Vec<OsString>) -> Launch {
+    Launch {
+        program: machine.qemu.program(&machine.arch.qemu()),
+        arguments: arguments(machine, memory, boot),
+    }
 }
 
 /// Returns the options of an Armv9 machine with EL2 or a PC with SVM, whose

@@ -78,7 +78,7 @@ pub fn run(
     let loses = backend.loses_interrupts();
     let clock = Clock::in_folder(folder).filter(|_| loses);
     if let Some(clock) = &clock {
-        launch.add(clock.arguments());
+        launch.arguments.extend(clock.arguments());
     }
     let kept = Kept::new(spec, guest.design, &launch)?;
 
@@ -98,7 +98,7 @@ pub fn run(
     let start = Instant::now();
     let mut boot_wall = None;
     let ran = supervise::run(
-        launch.into_command(),
+        launch.into_command()?,
         &program,
         streams,
         limits,
