@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use vpmu_lab::bench::BENCHES;
 use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::files::{check_writable, write_whole};
+use vpmu_lab::host::files::{check_writable, write_json, write_whole};
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::image::cache::Session;
@@ -79,9 +79,9 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
     for warning in warnings {
         eprintln!("vpmu: warning: {warning}");
     }
-    let json = (options.json.as_ref()).map_or(Ok(()), |path| report.write(path));
+    let json = (options.json.as_ref()).map_or(Ok(()), |path| write_json(path, &report));
     if let Some(path) = &options.markdown {
-        let page = page_of(bench.name, &bench.page, &report.json(), None)?;
+        let page = page_of(&bench.page, &report, None);
         write_whole(path, page.as_bytes())?;
     }
     json?;

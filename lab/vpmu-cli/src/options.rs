@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, Parser, Subcommand};
 use itertools::Itertools;
-use vpmu_lab::host::files::{check_writable, write_whole};
+use vpmu_lab::host::files::{check_writable, write_json, write_whole};
 use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::report::page;
 use vpmu_lab::report::result::{Results, Run};
@@ -355,7 +355,7 @@ impl Guest {
             None => Ok(()),
         };
         if let Some(path) = &self.json {
-            Results::new(runs).write(path)?;
+            write_json(path, &Results::new(runs))?;
         }
         html
     }

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::Path;
 
 use vpmu_lab::bench::BENCHES;
+use vpmu_lab::report::figures::Report;
 use vpmu_lab::report::markdown::markdown;
 
 #[test]
@@ -19,16 +20,19 @@ fn each_page_is_made_of_its_json() {
     let update = std::env::var_os("UPDATE_RESULTS").is_some();
     let mut pages = 0;
     for bench in BENCHES {
-        let file = |ending| folder.join(format!("{}.{ending}", bench.name));
-        let Ok(json) = fs::read(file("json")) else {
+        let file = |ending| folder.join(format!("{}{ending}", bench.name));
+        let read = |ending| -> Option<Report> {
+            let json = fs::read(file(ending)).ok()?;
+            Some(serde_json::from_slice(&json).unwrap())
+        };
+        let Some(report) = read(".json") else {
             continue;
         };
-        let amd = fs::read(folder.join(format!("{}-amd.json", bench.name))).ok();
-        let text = markdown(bench.name, &bench.page, &json, amd.as_deref()).unwrap();
+        let text = markdown(&bench.page, &report, read("-amd.json").as_ref());
         if update {
-            fs::write(file("md"), &text).unwrap();
+            fs::write(file(".md"), &text).unwrap();
         }
-        let page = fs::read_to_string(file("md")).unwrap_or_default();
+        let page = fs::read_to_string(file(".md")).unwrap_or_default();
         assert!(
             page == text,
             "docs/results/{}.md is not what its JSON says: \

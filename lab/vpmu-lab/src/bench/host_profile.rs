@@ -73,7 +73,11 @@ fn measured(without: &result::Row, with: &result::Row) -> Result<[Figure; 5]> {
     let each = more.zip(samples.filter(|&samples| samples > 0.0));
     let each = each.map(|(more, samples)| more / samples);
     Ok([
-        figure("largest_share_difference_points", difference(with), "points"),
+        figure(
+            "largest_share_difference_points",
+            difference(with),
+            "points",
+        ),
         figure("guest_time_ratio", Some(ratio("time")?), "ratio"),
         figure("guest_samples_ratio", Some(ratio("samples")?), "ratio"),
         figure("host_samples", samples, "samples"),

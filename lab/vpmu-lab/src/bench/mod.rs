@@ -133,8 +133,14 @@ impl Bench {
         // Else none counted, or each mode says what did.
         let backing = lock(&context.backings).drain(..).exactly_one().ok();
         let warnings = std::mem::take(&mut *lock(&context.warnings));
-        let qemu = context.version.into_inner();
-        Ok((Report::new(self.name, qemu, backing, rows), warnings))
+        let report = Report {
+            schema: 1,
+            bench: self.name.to_owned(),
+            qemu: context.version.into_inner(),
+            backing,
+            rows,
+        };
+        Ok((report, warnings))
     }
 }
 

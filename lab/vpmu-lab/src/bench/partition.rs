@@ -70,11 +70,16 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         let part = number.to_string();
         let request = Request::new(Arch::Aarch64);
         let runs = context.compare(request, &part, &designs, command)?;
-        let runs = runs.into_iter().map(|row| (mode(row.design), Some(row.run)));
+        let runs = runs
+            .into_iter()
+            .map(|row| (mode(row.design), Some(row.run)));
         let kept = runs_with_host_counters(context, &part, command)?;
         let runs: Vec<_> = runs.chain(kept).collect();
         for figure in figures {
-            rows.extend(runs.iter().map(|(mode, run)| row(figure, mode, run.as_ref())));
+            rows.extend(
+                runs.iter()
+                    .map(|(mode, run)| row(figure, mode, run.as_ref())),
+            );
         }
     }
     Ok(rows)
@@ -142,7 +147,10 @@ mod tests {
         let meter = br#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":1,"sys_us":1,"pmis":0}}"#;
         let run = Run::from_records(None, &request, &guest, &[Record::parse(meter).unwrap()]);
         let run = run.unwrap();
-        let rows = PARTS[0].1.iter().map(|figure| row(figure, "kvm", Some(&run)));
+        let rows = PARTS[0]
+            .1
+            .iter()
+            .map(|figure| row(figure, "kvm", Some(&run)));
         let rows: Vec<Row> = rows.collect();
         assert_eq!((&*rows[0].figure, &*rows[0].mode), ("perf_run_s", "kvm"));
         assert_eq!(

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use crate::{Error, Result};
 
 /// Writes `contents` to `path`, or to the file that a link names, so that a reader sees all of it or none.
@@ -18,6 +20,17 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
     let file = tempfile::NamedTempFile::new_in(folder).map_err(Error::file("write in", folder))?;
     fs::write(file.path(), contents).map_err(Error::file("write", &path))?;
     publish(file, &path)
+}
+
+/// Writes `value`, which is plain data, as JSON in the same way.
+///
+/// # Errors
+///
+/// When the folder of `path` cannot be written.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value).expect("plain data is JSON");
+    text.push(b'\n');
+    write_whole(path, &text)
 }
 
 /// Returns the file that stands at `path`, behind links. `None`: a terminal, a pipe or another device, which no file may

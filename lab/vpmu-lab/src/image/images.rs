@@ -14,7 +14,7 @@ use vpmu_kernel::Kernel;
 use super::elf;
 use super::kernel_module::{ModuleFiles, find_kernel};
 use crate::host::cancel::Cancel;
-use crate::host::files::write_whole;
+use crate::host::files::{write_json, write_whole};
 use crate::image::archive::Archive;
 use crate::image::cache::{Cache, Session};
 use crate::image::debian::{Pool, Selection, is_whole};
@@ -164,8 +164,7 @@ fn build(pool: &Pool, scratch: &Path, made: &Path, cancel: &Cancel) -> Result<()
             .map(size)
             .collect::<Result<_>>()?,
     };
-    let text = serde_json::to_vec_pretty(&contents).expect("an index is plain data");
-    write_whole(&made.join("index.json"), &text)
+    write_json(&made.join("index.json"), &contents)
 }
 
 /// Writes the kernel in `packed`, a bzImage or an ELF file, as an ELF file.

@@ -7,41 +7,31 @@ use super::figures::Report;
 use super::story::Page;
 use super::tables::{Table, tables};
 use crate::spec::design::Backing;
-use crate::{Error, Result};
 
 /// Kinds of figures that explain the others: distributions, and counts by cause. They are most of a long bench's rows, and
 /// are read where they can be drawn.
 const DETAILS: [&str; 4] = ["guest", "latency_ns", "msr_writes", "woken"];
 
-/// Returns the page of `bench`, with the figures in `json`, followed by those of `--model amd` in `amd`.
-///
-/// # Errors
-///
-/// When either file was not written by `vpmu bench --json`.
-pub fn markdown(bench: &str, page: &Page, json: &[u8], amd: Option<&[u8]>) -> Result<String> {
+/// Returns the page of a bench with its figures, followed by those of `--model amd` in `amd`.
+pub fn markdown(page: &Page, bench: &Report, amd: Option<&Report>) -> String {
+    let name = &bench.bench;
     let (files, of_them) = match amd {
-        Some(_) => (format!("{bench}.json and {bench}-amd.json"), "none"),
-        None => (format!("{bench}.json"), "neither"),
+        Some(_) => (format!("{name}.json and {name}-amd.json"), "none"),
+        None => (format!("{name}.json"), "neither"),
     };
     let mut text = format!(
         "# {}\n\n<!-- Made of {files} by tests/results.rs of vpmu-lab: edit {of_them} by hand. -->\n\n",
         page.title()
     );
-    let bench = read(json)?;
-    for sentence in page.sentences(&bench).flatten() {
+    for sentence in page.sentences(bench).flatten() {
         text += &format!("{sentence}\n");
     }
-    text += &format!("\n{}{}", page.method(), figures(page, &bench, "##"));
+    text += &format!("\n{}{}", page.method(), figures(page, bench, "##"));
     if let Some(amd) = amd {
         text += "\n## AMD's PMU (`--model amd`)\n";
-        text += &figures(page, &read(amd)?, "###");
+        text += &figures(page, amd, "###");
     }
-    Ok(text)
-}
-
-fn read(json: &[u8]) -> Result<Report> {
-    serde_json::from_slice(json)
-        .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))
+    text
 }
 
 /// Writes the groups under headings that begin with `level`.
@@ -91,20 +81,21 @@ mod tests {
         groups: &[Group::new("", "Busy"), Group::new(":idle", "Idle")],
     };
 
+    fn read(json: &str) -> serde_json::Result<Report> {
+        serde_json::from_str(json)
+    }
+
     #[test]
     fn figures_are_in_tables() {
-        let text = markdown("b", &PAGE, JSON.as_bytes(), None).unwrap();
+        let text = markdown(&PAGE, &read(JSON).unwrap(), None);
         insta::assert_snapshot!(text);
     }
 
     #[test]
     fn amds_figures_stand_behind_intels() {
-        let json = JSON.as_bytes();
-        let (one, both) = (
-            markdown("b", &PAGE, json, None),
-            markdown("b", &PAGE, json, Some(json)),
-        );
-        let (one, both) = (one.unwrap(), both.unwrap());
+        let report = &read(JSON).unwrap();
+        let one = markdown(&PAGE, report, None);
+        let both = markdown(&PAGE, report, Some(report));
         assert!(both.contains("b.json and b-amd.json"));
         let tables = |text: &str| text.matches("| `exits` |").count();
         assert_eq!((tables(&one), tables(&both)), (2, 4));
@@ -112,11 +103,10 @@ mod tests {
             both.contains("\n## AMD's PMU (`--model amd`)\n\n### Busy\n"),
             "{both}"
         );
-        assert!(markdown("b", &PAGE, json, Some(b"{}")).is_err());
     }
 
     #[test]
     fn what_is_no_result_is_refused() {
-        assert!(markdown("b", &PAGE, b"{}", None).is_err());
+        assert!(read("{}").is_err());
     }
 }

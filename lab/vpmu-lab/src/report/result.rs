@@ -5,7 +5,6 @@
 //! deterministic comparison write the same bytes.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,12 +13,11 @@ pub use second::Second;
 
 use super::profile::Profile;
 use super::stats::{Found, Stats, round, serves_pmu};
-use crate::host::files::write_whole;
+use crate::Error;
 use crate::host::qemu::Version;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::spec::{Guest, Request, Time};
-use crate::{Error, Result};
 use vpmu_measure::{Monitor, Perf, Record, Trace, Vmm};
 
 /// The file that `--json` writes.
@@ -150,17 +148,6 @@ impl Results {
     /// Makes a file of the current schema.
     pub fn new(runs: Vec<Run>) -> Self {
         Self { schema: 1, runs }
-    }
-
-    /// Writes the file, whole or not at all.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_vec_pretty(self).expect("results are plain data");
-        text.push(b'\n');
-        write_whole(path, &text)
     }
 }
 

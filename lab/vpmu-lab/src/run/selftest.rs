@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::host::cancel::Cancel;
-use crate::host::files;
+use crate::host::files::write_json;
 use crate::host::tool::{Tool, bound_to_us};
 use crate::image::artifacts;
 use crate::spec::arch::Arch;
@@ -79,7 +79,7 @@ impl Found {
         let found = serde_json::json!({
             "schema": 1, "machine": self.machine, "checks": self.checks,
         });
-        files::write_whole(path, format!("{found:#}\n").as_bytes())
+        write_json(path, &found)
     }
 }
 

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::cancel::Cancel;
 use crate::host::digest;
-use crate::host::files::write_whole;
+use crate::host::files::write_json;
 use crate::host::tool::Tool;
 use crate::image::cache::{Cache, Session};
 use crate::spec::arch::Arch;
@@ -224,8 +224,7 @@ impl Pool {
             wanted: selection.packages.clone(),
             packages: plan,
         };
-        let text = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
-        write_whole(&folder.join("manifest.json"), &text)?;
+        write_json(&folder.join("manifest.json"), &manifest)?;
         Ok(Self {
             arch: selection.arch,
             folder,
