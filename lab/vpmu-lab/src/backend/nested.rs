@@ -10,8 +10,8 @@ use crate::image::artifacts;
 use crate::image::host_kernel::HostKernel;
 use crate::image::images::{Images, unpack_kernel};
 use crate::image::job::{Notify, settle_ms};
-use crate::image::program::OwnProgram;
-use crate::image::theirs::{self, TheirProgram};
+use crate::image::program::{self, library_name};
+use crate::image::theirs;
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
 use crate::spec::{Guest, Machine, Request, Time, Vmm, disturbance};
@@ -207,7 +207,7 @@ impl Nested<'_> {
                 let own = ours.iter().filter(|word| disturbance(word).is_none());
                 options.extend(own.cloned());
                 let name = artifacts::PATCHED_QEMU;
-                OwnProgram::at(name, artifacts::find_patched_qemu()?)?.put(archive);
+                program::put(archive, name, &artifacts::find_patched_qemu()?)?;
                 let patched = HostVmm::Patched {
                     name: name.to_owned(),
                     disturb: ours.iter().find_map(|word| disturbance(word)),
@@ -220,14 +220,12 @@ impl Nested<'_> {
                 let save = save.map(str::to_owned);
                 let restores = |word: &mut String| save.is_some() && word == RESTORING;
                 let restore = options.extract_if(.., restores).collect();
-                OwnProgram::find(artifacts::VMM)?.put(archive);
+                program::put_own(archive, artifacts::VMM)?;
                 (HostVmm::Ours { save, restore }, options)
             }
             Vmm::Theirs { under_exec } => {
-                let program = TheirProgram::find(self.request, under_exec, append)?;
                 let exec = under_exec.then(|| self.put_exec(archive)).transpose()?;
-                program.put(archive, arch)?;
-                let program = program.place();
+                let program = theirs::put(self.request, under_exec, append, archive)?;
                 let options = theirs::options(self.request, append);
                 (HostVmm::Theirs { program, exec }, options)
             }
@@ -236,11 +234,18 @@ impl Nested<'_> {
 
     /// Puts `vpmu exec` into the host's `archive`. Returns its options, for a guest with this PMU.
     fn put_exec(&self, archive: &mut Archive) -> Result<Vec<String>> {
-        OwnProgram::find(artifacts::VPMU)?.put(archive);
-        let preload = OwnProgram::at(artifacts::PRELOAD, artifacts::find_preload()?)?;
-        preload.put(archive);
+        const GCC: &str = "libgcc_s.so.1";
+        program::put_own(archive, artifacts::VPMU)?;
+        let preload = artifacts::find_preload()?;
+        let libraries = program::put(archive, artifacts::PRELOAD, &preload)?;
         // The C library of the VMM serves the library in it. What else it needs is on each Debian.
-        preload.put_library(archive, "libgcc_s.so.1", self.request.machine.arch);
+        for (_, file) in libraries
+            .iter()
+            .filter(|(place, _)| library_name(place) == GCC)
+        {
+            let folder = self.request.machine.arch.libraries();
+            archive.copy(&format!("{folder}/{GCC}"), 0o755, file);
+        }
         let policy = self.guest.design.policy.unwrap_or_default();
         let mut options = vec![
             format!("--pmu={}", self.request.model.name()),
@@ -267,7 +272,7 @@ impl Backend for Nested<'_> {
             Vmm::Ours => drop(artifacts::find_beside(artifacts::VMM)?),
             Vmm::Theirs { under_exec } => {
                 theirs::check_options(self.request)?;
-                TheirProgram::find(self.request, under_exec, "")?;
+                theirs::put(self.request, under_exec, "", &mut Archive::default())?;
                 under_exec.then(artifacts::find_preload).transpose()?;
             }
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::artifacts;
 use super::extras::Extras;
-use super::program::{LOADER, OwnProgram};
+use super::program::{LOADER, put_own};
 use crate::Result;
 use crate::image::archive::{Archive, add_file};
 use crate::spec::Request;
@@ -105,7 +105,7 @@ impl Job<'_> {
             add_file(&mut archive, "root", path)?;
         }
         for name in &self.request.programs {
-            OwnProgram::find(name)?.put(&mut archive);
+            put_own(&mut archive, name)?;
             let script = format!(
                 "#!/usr/bin/busybox sh\nexec /vpmu/lib/{LOADER} --library-path /vpmu/lib /vpmu/{name} \"$@\"\n"
             );

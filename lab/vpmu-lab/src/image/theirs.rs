@@ -5,13 +5,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::elf;
-use super::program::{LOADER, Library, libraries};
+use super::program::{LOADER, libraries, library_name};
 use crate::image::archive::{Archive, add_file};
 use crate::spec::Request;
-use crate::spec::arch::Arch;
 use crate::{Error, Result, usage};
 
 /// The folder of the VMM and its files in the KVM host.
@@ -25,64 +24,43 @@ const INITRD: &str = "{initrd}";
 const COMMAND_LINE: &str = "{cmdline}";
 const FILES: &str = "{dir}";
 
-/// The user's VMM with its files.
-#[derive(Debug, Clone)]
-pub(crate) struct TheirProgram {
-    file: PathBuf,
-    name: String,
-    libraries: Vec<Library>,
-    /// The user's text files with nothing left to fill in, and other files.
-    files: Vec<(PathBuf, Option<String>)>,
-}
-
-impl TheirProgram {
-    /// Finds the libraries of the VMM, and fills in its files.
-    pub(crate) fn find(request: &Request, under_exec: bool, command_line: &str) -> Result<Self> {
-        let file = request.vmm.as_deref().unwrap_or(Path::new(""));
-        let file = fs::canonicalize(file).map_err(Error::file("open", file))?;
-        check_program(&file, under_exec)?;
-        let name = file.file_name().and_then(|name| name.to_str());
-        let name = name.ok_or_else(|| Error::format(&file, "the name is not UTF-8; rename it"))?;
-        let files = request.vmm_files.iter().map(|path| {
-            let text = text(path)?;
-            let text = text.map(|text| fill(&text, request, command_line));
-            Ok((path.clone(), text))
-        });
-        Ok(Self {
-            name: name.to_owned(),
-            libraries: libraries(&file)?,
-            files: files.collect::<Result<_>>()?,
-            file,
-        })
-    }
-
-    /// Returns the program's place in the KVM host.
-    pub(crate) fn place(&self) -> String {
-        format!("/{FOLDER}/{}", self.name)
-    }
-
-    /// Puts the program where the host starts it. Its libraries replace those of the host's file tree, none of which another
-    /// program then uses, so that the program finds all of this machine's and none of another release.
-    pub(crate) fn put(&self, archive: &mut Archive, arch: Arch) -> Result<()> {
-        archive.copy(&format!("{FOLDER}/{}", self.name), 0o755, &self.file);
-        for library in &self.libraries {
-            let place = match library.place.starts_with("usr/lib64/") {
-                // The kernel looks for the interpreter there.
-                true => library.place.clone(),
-                false => format!("{}/{}", arch.libraries(), library.name),
-            };
-            archive.copy(&place, 0o755, &library.file);
-        }
-        for (path, text) in &self.files {
-            match (text, path.file_name().and_then(|name| name.to_str())) {
-                (Some(text), Some(name)) => {
-                    archive.bytes(&format!("{FOLDER}/{name}"), 0o644, text.as_str());
-                }
-                _ => add_file(archive, FOLDER, path)?,
+/// Puts the user's VMM and its files, with nothing left to fill in, where the host starts it, and returns its place there. Its
+/// libraries replace those of the host's file tree, none of which another program then uses, so that the program finds all
+/// of this machine's and none of another release.
+pub(crate) fn put(
+    request: &Request,
+    under_exec: bool,
+    command_line: &str,
+    archive: &mut Archive,
+) -> Result<String> {
+    let file = request.vmm.as_deref().unwrap_or(Path::new(""));
+    let file = fs::canonicalize(file).map_err(Error::file("open", file))?;
+    check_program(&file, under_exec)?;
+    let name = file.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| Error::format(&file, "the name is not UTF-8; rename it"))?;
+    let program = format!("{FOLDER}/{name}");
+    archive.copy(&program, 0o755, &file);
+    for (place, library) in libraries(&file)? {
+        let place = match place.starts_with("usr/lib64/") {
+            // The kernel looks for the interpreter there.
+            true => place,
+            false => {
+                let folder = request.machine.arch.libraries();
+                format!("{folder}/{}", library_name(&place))
             }
-        }
-        Ok(())
+        };
+        archive.copy(&place, 0o755, library);
     }
+    for path in &request.vmm_files {
+        match (text(path)?, path.file_name().and_then(|name| name.to_str())) {
+            (Some(text), Some(name)) => {
+                let text = fill(&text, request, command_line);
+                archive.bytes(&format!("{FOLDER}/{name}"), 0o644, text);
+            }
+            _ => add_file(archive, FOLDER, path)?,
+        }
+    }
+    Ok(format!("/{program}"))
 }
 
 /// Checks that the KVM host can run the file.
@@ -191,7 +169,10 @@ pub(crate) fn check_options(request: &Request) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::spec::arch::Arch;
     use crate::spec::command::Command;
 
     const COMMAND_LINE: &str = "console=ttyS0 {kernel}";
@@ -206,8 +187,8 @@ mod tests {
         request
     }
 
-    fn find(vmm: &Request) -> Result<TheirProgram> {
-        TheirProgram::find(vmm, false, COMMAND_LINE)
+    fn put(vmm: &Request, archive: &mut Archive) -> Result<String> {
+        super::put(vmm, false, COMMAND_LINE, archive)
     }
 
     fn command() -> Request {
@@ -272,7 +253,10 @@ mod tests {
     fn what_is_no_program_for_the_host_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("vmm");
-        let said = |vmm: &Request| find(vmm).unwrap_err().to_string();
+        let said = |vmm: &Request| {
+            let error = put(vmm, &mut Archive::default()).unwrap_err();
+            error.to_string()
+        };
         assert!(said(&vmm(&file, &[])).contains("No such file"));
         assert!(said(&vmm(folder.path(), &[])).contains("not a file"));
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
@@ -312,15 +296,14 @@ mod tests {
             ..vmm(&this, &[])
         };
         let mut archive = Archive::default();
-        let found = find(&vmm).unwrap();
-        found.put(&mut archive, Arch::X86_64).unwrap();
+        let program = put(&vmm, &mut archive).unwrap();
         let list = format!("{archive:?}");
         for place in [
             "usr/lib/x86_64-linux-gnu/libc.so.6",
             "usr/lib64/ld-linux-x86-64.so.2",
             "vmm/c.json",
             "vmm/raw",
-            &found.place()[1..],
+            &program[1..],
         ] {
             assert!(list.contains(&format!("\"{place}\"")), "{place}: {list}");
         }

@@ -145,7 +145,8 @@ fn theirs(path: &Path) -> Vec<PathBuf> {
     let Ok(libraries) = program::libraries(path) else {
         return Vec::new();
     };
-    let files = libraries.into_iter().map(|library| library.link());
+    // By the names by which programs ask for them.
+    let files = libraries.keys().map(|place| Path::new("/").join(place));
     let files = files.filter(|file| !is_guests(file));
     files.chain([path.to_owned()]).collect()
 }
