@@ -12,9 +12,10 @@ use crate::spec::design::Pmu;
 
 choices! {
     /// The architecture of a guest and of the machine it runs on.
-    #[derive(Serialize, Deserialize, Display)]
+    #[derive(Default, Serialize, Deserialize, Display)]
     pub enum Arch {
         /// 64-bit Arm.
+        #[default]
         #[serde(rename = "aarch64")]
         Aarch64,
         /// 64-bit x86.

@@ -41,7 +41,7 @@ use command::Command;
 use design::{Design, Pmu};
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Machine {
     /// The processors' architecture.
     pub arch: Arch,

@@ -14,7 +14,6 @@ use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
 use super::{Guest, Machine, SecondRequest, Spec, Time, Vmm, Way, disturbance};
-use crate::host::qemu::Qemu;
 use crate::{Error, Result, usage};
 
 /// The least memory that holds a guest's file tree, MiB.
@@ -22,8 +21,8 @@ const LEAST_MEMORY: u32 = 384;
 /// The most processors: vpmu-vmm has no more, and QEMU's boards for arm64 have more.
 const MOST_VCPUS: u32 = 64;
 
-/// The wish of a user or a bench.
-#[derive(Debug, Clone)]
+/// The wish of a user or a bench. What is given by default runs nothing: see [`Request::new`].
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// The machine.
     pub machine: Machine,
@@ -94,39 +93,13 @@ impl Request {
                 arch,
                 vcpus: 1,
                 memory: 1024,
-                cpu: None,
-                realtime: false,
-                qemu: Qemu::default(),
-                qemu_args: Vec::new(),
+                ..Machine::default()
             },
-            vmm: None,
-            vmm_files: Vec::new(),
-            vmm_args: Vec::new(),
-            model: Model::default(),
-            perfmon: None,
-            pebs: Pebs::Off,
-            lbr: Lbr::Off,
-            backing: None,
-            freeze: Freeze::Vm,
-            host_counters: 0,
-            host_profile: None,
-            second: None,
-            command: None,
             runs: 1,
-            kernel: None,
-            initrd: None,
-            disk: None,
-            append: None,
-            add: Vec::new(),
-            modules: Vec::new(),
-            packages: Vec::new(),
-            profile: false,
-            programs: Vec::new(),
-            marked: false,
             own_kvm: arch.has_hardware_kvm(),
             timeout: Duration::from_secs(900),
             boot_timeout: Duration::from_secs(240),
-            keep: None,
+            ..Self::default()
         }
     }
 
