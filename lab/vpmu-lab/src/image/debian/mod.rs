@@ -47,24 +47,8 @@ pub struct Selection {
     /// Tells the pool from others of the same release.
     purpose: String,
     packages: Vec<String>,
-    keep: Keep,
-}
-
-/// The packages that a pool keeps of those that apt names, by the beginnings of their names.
-#[derive(Debug, Clone, Copy)]
-enum Keep {
-    Only(&'static [&'static str]),
-    AllBut(&'static [&'static str]),
-}
-
-impl Keep {
-    fn has(self, name: &str) -> bool {
-        let begins = |kinds: &[&str]| kinds.iter().any(|kind| name.starts_with(kind));
-        match self {
-            Self::Only(kinds) => begins(kinds),
-            Self::AllBut(kinds) => !begins(kinds),
-        }
-    }
+    /// Tells by its name whether the pool keeps a package that apt names.
+    keeps: fn(&str) -> bool,
 }
 
 impl Selection {
@@ -73,7 +57,7 @@ impl Selection {
         arch: Arch,
         purpose: &str,
         packages: &[&str],
-        keep: Keep,
+        keeps: fn(&str) -> bool,
     ) -> Self {
         Self {
             release,
@@ -81,29 +65,28 @@ impl Selection {
             architecture: arch.debian(),
             purpose: purpose.to_owned(),
             packages: packages.iter().map(|&name| name.to_owned()).collect(),
-            keep,
+            keeps,
         }
     }
 
     /// Selects the packages of the guests of `arch` and the KVM host.
     pub fn guests(arch: Arch) -> Self {
-        let keep = Keep::AllBut(&NOT_NEEDED);
-        Self::new(RELEASE, arch, "", &arch.packages(), keep)
+        let is_needed = |name: &str| !begins(name, &NOT_NEEDED);
+        Self::new(RELEASE, arch, "", &arch.packages(), is_needed)
     }
 
     /// Selects a kernel of `release` and the headers for its modules. The compiler,
     /// a dependency of the headers, is the machine's own.
     pub fn kernel_with_headers(release: &'static str, arch: Arch) -> Self {
+        const KINDS: [&str; 3] = ["linux-headers-", "linux-image-", "linux-kbuild-"];
         let packages = ["linux-headers-cloud-amd64", "linux-image-cloud-amd64"];
-        let keep = Keep::Only(&["linux-headers-", "linux-image-", "linux-kbuild-"]);
-        Self::new(release, arch, "", &packages, keep)
+        Self::new(release, arch, "", &packages, |name| begins(name, &KINDS))
     }
 
     /// Selects what makes a PC boot from a disk: GRUB, and UEFI's firmware.
     pub fn boot() -> Self {
-        let packages = ["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"];
         // The libraries are those of grub-mkimage.
-        let keep = Keep::Only(&[
+        const KINDS: [&str; 8] = [
             "grub-",
             "libc6",
             "libdevmapper",
@@ -112,33 +95,41 @@ impl Selection {
             "libselinux",
             "libudev",
             "ovmf",
-        ]);
-        Self::new(RELEASE, Arch::X86_64, "-boot", &packages, keep)
+        ];
+        let packages = ["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"];
+        let keeps = |name: &str| begins(name, &KINDS);
+        Self::new(RELEASE, Arch::X86_64, "-boot", &packages, keeps)
     }
 
     /// Selects a kernel of `release` with its modules, for a PC.
     pub fn kernel(release: &'static str) -> Self {
         // The newest packages have kernel and modules apart.
-        let keep = Keep::Only(&["linux-binary-", "linux-image-", "linux-modules-"]);
+        const KINDS: [&str; 3] = ["linux-binary-", "linux-image-", "linux-modules-"];
         let packages = ["linux-image-cloud-amd64"];
-        Self::new(release, Arch::X86_64, "-kernel", &packages, keep)
+        let keeps = |name: &str| begins(name, &KINDS);
+        Self::new(release, Arch::X86_64, "-kernel", &packages, keeps)
     }
 
     /// Selects a package and all that it depends on, for a guest of `arch`.
     pub fn package(name: &str, arch: Arch) -> Self {
         let purpose = format!("-package-{name}");
-        Self::new(RELEASE, arch, &purpose, &[name], Keep::AllBut(&[]))
+        Self::new(RELEASE, arch, &purpose, &[name], |_| true)
     }
 
     /// Selects the last kernel of 32 bits that Debian has for a PC, and its programs.
     pub fn kernel_of_32_bits() -> Self {
         let packages = ["busybox-static", "linux-image-686"];
-        let keep = Keep::Only(&["busybox-static", "linux-image-"]);
+        let keeps = |name: &str| begins(name, &["busybox-static", "linux-image-"]);
         Self {
             architecture: "i386",
-            ..Self::new("bookworm", Arch::X86_64, "-kernel", &packages, keep)
+            ..Self::new("bookworm", Arch::X86_64, "-kernel", &packages, keeps)
         }
     }
+}
+
+/// Tells whether a package's name begins as one of these.
+fn begins(name: &str, kinds: &[&str]) -> bool {
+    kinds.iter().any(|kind| name.starts_with(kind))
 }
 
 /// Large dependencies that no program of the lab loads: scripts, data, and libraries that programs
@@ -212,7 +203,7 @@ impl Pool {
         let apt = Apt::new(&folder.join("apt"), release, architecture)?;
         apt.update(session.cancel)?;
         let mut plan = apt.plan(&selection.packages, session.cancel)?;
-        plan.retain(|package| selection.keep.has(&package.name));
+        plan.retain(|package| (selection.keeps)(&package.name));
         plan.sort_by(|a, b| a.file.cmp(&b.file));
         task.done();
 
