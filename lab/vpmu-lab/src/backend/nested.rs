@@ -14,7 +14,7 @@ use crate::image::program::{self, library_name};
 use crate::image::theirs;
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
-use crate::spec::{Guest, Machine, Request, Time, Vmm, disturbance};
+use crate::spec::{Guest, Machine, Request, Vmm, disturbance};
 use crate::{Failure, Result, usage};
 use vpmu_measure::{Host, HostJob, HostVmm, Record};
 
@@ -56,7 +56,8 @@ impl Nested<'_> {
 
     /// Tells whether the host is a PC whose instructions QEMU counts.
     fn is_counted_pc(&self) -> bool {
-        self.request.machine.arch == Arch::X86_64 && self.guest.time == Time::Counted
+        let machine = &self.request.machine;
+        machine.arch == Arch::X86_64 && self.guest.is_counted(machine)
     }
 
     /// Returns the number of the host's processors.

@@ -130,7 +130,7 @@ pub(super) fn isolates(run: &Run) -> bool {
 mod tests {
     use super::*;
     use crate::spec::command::Command;
-    use crate::spec::{Guest, Time, Way};
+    use crate::spec::{Guest, Way};
     use vpmu_measure::Record;
 
     #[test]
@@ -138,7 +138,6 @@ mod tests {
         let guest = Guest {
             design: Pmu::Kvm.into(),
             way: Way::Native,
-            time: Time::Counted,
         };
         let request = Request {
             command: Command::from_words(&["x".to_owned()]),

@@ -17,7 +17,7 @@ use crate::Error;
 use crate::host::qemu::Version;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
-use crate::spec::{Guest, Request, Time};
+use crate::spec::{Guest, Request};
 use vpmu_measure::{Monitor, Perf, Record, Trace, Vmm};
 
 /// The file that `--json` writes.
@@ -234,7 +234,7 @@ impl Run {
             exit_share: stats.exit_share,
             host_operations: means(stats.host_operations),
             host_operations_per_pmi,
-            deterministic: guest.time == Time::Counted,
+            deterministic: guest.is_counted(machine),
             monitor: found.monitor.cloned(),
             vmm: found.vmm.cloned(),
             second: None,

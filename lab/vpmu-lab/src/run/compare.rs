@@ -11,8 +11,8 @@ use crate::host::parallel::{self, lock};
 use crate::host::progress::Task;
 use crate::image::job::Output;
 use crate::report::result::Row;
+use crate::spec::Guest;
 use crate::spec::design::{Design, Pmu};
-use crate::spec::{Guest, Time};
 use crate::{Error, Failure, Result};
 
 /// The results of all designs.
@@ -32,11 +32,10 @@ pub struct Comparison {
 /// Only when interrupted. A design that fails leaves the others alone.
 pub fn compare(lab: &Lab<'_>) -> Result<Comparison> {
     let guests = &lab.spec.guests;
-    let in_real_time = guests.iter().any(|guest| guest.time == Time::Real);
-    let at_once = if in_real_time {
-        1
-    } else {
-        parallel::processors()
+    let machine = &lab.spec.request.machine;
+    let at_once = match guests.iter().all(|guest| guest.is_counted(machine)) {
+        true => parallel::processors(),
+        false => 1,
     };
     let mut finished = parallel::map(&starting_order(guests), at_once, |guest| {
         let task = lab.session.progress.task(&guest.design.to_string());

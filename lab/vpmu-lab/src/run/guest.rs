@@ -20,7 +20,7 @@ use crate::image::seed;
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::Run;
 use crate::spec::design::Pmu;
-use crate::spec::{Guest, Request, Spec, Time, Vmm, Way};
+use crate::spec::{Guest, Request, Spec, Vmm, Way};
 use crate::{Error, Failure, Result};
 use vpmu_measure::Record;
 
@@ -86,7 +86,7 @@ pub fn run(
     let limits = Limits {
         total: spec.request.timeout,
         boot: has_command.then_some(spec.request.boot_timeout),
-        quiet: (guest.time == Time::Counted).then_some(QUIET),
+        quiet: (guest.is_counted(&spec.request.machine)).then_some(QUIET),
         clock,
     };
     let streams = Streams {

@@ -1,8 +1,7 @@
 //! The work to run, and the machine to run it on.
 //!
 //! A [`Request`] is the wish of a user or a bench. [`Request::check`] turns it into a [`Spec`],
-//! which decides every fact that follows from others: how each design's guest runs ([`Way`]), and
-//! in whose time ([`Time`]).
+//! which decides every fact that follows from others: how each design's guest runs ([`Way`]).
 
 /// Defines choices of the command line, each with a name in lower case, words joined by `-`.
 macro_rules! choices {
@@ -85,8 +84,6 @@ pub struct Guest {
     pub design: Design,
     /// The way to run the guest.
     pub way: Way,
-    /// The unit of the guest's clock.
-    pub time: Time,
 }
 
 /// The ways to run a guest.
@@ -164,15 +161,6 @@ pub enum Vmm {
     },
 }
 
-/// The unit of a guest's clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Time {
-    /// Instructions: repeated runs give the same figures.
-    Counted,
-    /// Real time.
-    Real,
-}
-
 impl Spec {
     /// Asks the QEMU of the spec's guests for its version; `None` where this machine's own KVM runs them all.
     pub(crate) fn qemu(&self) -> Result<Option<Version>> {
@@ -212,6 +200,12 @@ impl Guest {
         self.way == Way::Direct
     }
 
+    /// Tells whether the guest's time on `machine` is counted instructions: repeated runs give the same figures. Else it is
+    /// real time.
+    pub fn is_counted(&self, machine: &Machine) -> bool {
+        !machine.realtime && !self.is_direct()
+    }
+
     /// Tells whether a KVM host's statistics give its share of time fairly.
     ///
     /// A host ticks as often as its guest. The host would see the same moment of the guest's tick
@@ -225,7 +219,7 @@ impl Guest {
             Pmu::Vmm => true,
             _ => false,
         };
-        !(machine.arch == Arch::X86_64 && self.time == Time::Counted && may_have_none)
+        !(machine.arch == Arch::X86_64 && self.is_counted(machine) && may_have_none)
     }
 }
 

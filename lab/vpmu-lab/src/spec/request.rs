@@ -13,7 +13,7 @@ use super::command::Command;
 use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
-use super::{Guest, Machine, SecondRequest, Spec, Time, Vmm, Way, disturbance};
+use super::{Guest, Machine, SecondRequest, Spec, Vmm, Way, disturbance};
 use crate::{Error, Result, usage};
 
 /// The least memory that holds a guest's file tree, MiB.
@@ -209,16 +209,9 @@ impl Request {
                  run vpmu-vmm itself",
             );
         }
-        let in_real_time = self.machine.realtime || is_direct;
-        let time = if in_real_time {
-            Time::Real
-        } else {
-            Time::Counted
-        };
         let guest = |&design: &Design| Guest {
             design,
             way: self.way(design.pmu, is_direct),
-            time,
         };
         Ok(designs.iter().map(guest).collect())
     }

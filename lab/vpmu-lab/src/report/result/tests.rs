@@ -16,19 +16,17 @@ fn records(lines: &[&str]) -> Vec<Record> {
 const METER: &str = r#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":700000,"sys_us":500000,"pmis":100}}"#;
 const GUEST: &str = r#"{"guest":{"kernel":"6.12","counters":"7 (0,8000003f)"}}"#;
 
-fn guest_under(pmu: Pmu, time: Time) -> Guest {
+fn guest_under(pmu: Pmu) -> Guest {
     Guest {
         design: pmu.into(),
         way: Way::Native,
-        time,
     }
 }
 
-fn run_on(arch: Arch, runs: u32, guest: &Guest, lines: &[&str]) -> Run {
+fn run_on(request: Request, guest: &Guest, lines: &[&str]) -> Run {
     let request = Request {
-        runs,
         command: Command::from_words(&["true".to_owned()]),
-        ..Request::new(arch)
+        ..request
     };
     Run::from_records(None, &request, guest, &records(lines)).unwrap()
 }
@@ -43,7 +41,11 @@ fn json(run: Run) -> String {
 }
 
 fn run_of(runs: u32, pmu: Pmu, lines: &[&str]) -> Run {
-    run_on(Arch::Aarch64, runs, &guest_under(pmu, Time::Counted), lines)
+    let request = Request {
+        runs,
+        ..Request::new(Arch::Aarch64)
+    };
+    run_on(request, &guest_under(pmu), lines)
 }
 
 #[test]
@@ -86,9 +88,9 @@ fn vmm_accounts() {
     // Beside other guests, the host's statistics are not this guest's alone.
     let direct = Guest {
         way: Way::Direct,
-        ..guest_under(Pmu::Emulated, Time::Real)
+        ..guest_under(Pmu::Emulated)
     };
-    let run = run_on(Arch::X86_64, 1, &direct, &[guest, &meter, vmm]);
+    let run = run_on(Request::new(Arch::X86_64), &direct, &[guest, &meter, vmm]);
     assert_eq!(
         (run.exits.unwrap().get("kvm"), run.host_share),
         (None, None)
@@ -104,13 +106,14 @@ fn unfair_shares_are_not_told() {
     let kvm = r#"{"kvm":{
         "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1}},
         "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":2}}}}"#;
-    let share = |arch, time| {
-        let guest = guest_under(Pmu::Kvm, time);
-        run_on(arch, 1, &guest, &[METER, kvm]).host_share
+    let share = |arch, realtime| {
+        let mut request = Request::new(arch);
+        request.machine.realtime = realtime;
+        run_on(request, &guest_under(Pmu::Kvm), &[METER, kvm]).host_share
     };
-    assert_eq!(share(Arch::X86_64, Time::Counted), None);
-    assert_eq!(share(Arch::X86_64, Time::Real), Some(0.5));
-    assert_eq!(share(Arch::Aarch64, Time::Counted), Some(0.5));
+    assert_eq!(share(Arch::X86_64, false), None);
+    assert_eq!(share(Arch::X86_64, true), Some(0.5));
+    assert_eq!(share(Arch::Aarch64, false), Some(0.5));
 }
 
 #[test]
