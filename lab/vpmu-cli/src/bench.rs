@@ -81,7 +81,7 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
     }
     let json = (options.json.as_ref()).map_or(Ok(()), |path| write_json(path, &report));
     if let Some(path) = &options.markdown {
-        let page = page_of(&bench.page, &report, None);
+        let page = page_of(&bench.page(), &report, None);
         write_whole(path, page.as_bytes())?;
     }
     json?;

@@ -28,7 +28,7 @@ fn each_page_is_made_of_its_json() {
         let Some(report) = read(".json") else {
             continue;
         };
-        let text = markdown(&bench.page, &report, read("-amd.json").as_ref());
+        let text = markdown(&bench.page(), &report, read("-amd.json").as_ref());
         if update {
             fs::write(file(".md"), &text).unwrap();
         }

@@ -14,23 +14,12 @@ use vpmu_measure::Kvm;
 use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
 use crate::report::result::Run;
-use crate::report::story::{Group, Page};
 use crate::spec::design::{Model, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "exits",
     about: "the exits and the registers of a guest's perf session (x86_64)",
-    page: Page {
-        text: include_str!("exits.md"),
-        claim: (
-            "The PMU's exits for a PMI, 4 events",
-            "pmu_exits_per_pmi@paused",
-        ),
-        groups: &[Group::new(
-            "",
-            "Four events by frequency, as published; one event by a fixed period",
-        )],
-    },
+    page: include_str!("exits.md"),
     has_models: true,
     has_counters: true,
     rows,

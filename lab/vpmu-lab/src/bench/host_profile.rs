@@ -5,7 +5,6 @@ use super::parts::{Figure, QUIET, SHARES, WEIGHTS, figure, first};
 use super::{Bench, Context, Row, mode};
 use crate::report::profile::own;
 use crate::report::result;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
@@ -14,14 +13,7 @@ use crate::{Error, Result};
 pub(super) const BENCH: Bench = Bench {
     name: "host-profile",
     about: "the host's profile of a guest that takes its own (aarch64)",
-    page: Page {
-        text: include_str!("host_profile.md"),
-        claim: (
-            "Profile, host against guest",
-            "largest_share_difference_points@partitioned",
-        ),
-        groups: &[Group::new("", "1,000 samples a second by a host counter")],
-    },
+    page: include_str!("host_profile.md"),
     has_models: false,
     has_counters: false,
     rows,

@@ -8,7 +8,6 @@ use super::parts::{
 use super::{Bench, Context, Row};
 use crate::Result;
 use crate::report::result;
-use crate::report::story::{Group, Page};
 use crate::spec::design::{Design, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
@@ -16,17 +15,7 @@ pub(super) const BENCH: Bench = Bench {
     about: "a PMU in shared memory against trapped registers: exits for a sample and a context switch (x86_64)",
     has_models: false,
     has_counters: false,
-    page: Page {
-        text: include_str!("paravirt.md"),
-        claim: (
-            "Exits for each PMI, shared memory",
-            "exits_per_pmi@trapped/paravirt",
-        ),
-        groups: &[Group::new(
-            "",
-            "Trapped registers, and a PMU in shared memory",
-        )],
-    },
+    page: include_str!("paravirt.md"),
     rows,
 };
 

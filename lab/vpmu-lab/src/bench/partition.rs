@@ -4,7 +4,6 @@
 use super::{Bench, Context, Row, mode};
 use crate::Result;
 use crate::report::result::Run;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
@@ -12,17 +11,7 @@ use crate::spec::design::{Design, Pmu};
 pub(super) const BENCH: Bench = Bench {
     name: "partition",
     about: "counters split by MDCR_EL2.HPMN, against emulated ones",
-    page: Page {
-        text: include_str!("partition.md"),
-        claim: (
-            "Time of perf record, 15 events",
-            "perf_run_s@kvm/partitioned",
-        ),
-        groups: &[Group::new(
-            "",
-            "Fifteen events: `perf record -F 1000` of gzip; `host_share`: -F 4000 beside stress-ng",
-        )],
-    },
+    page: include_str!("partition.md"),
     has_models: false,
     has_counters: false,
     rows,

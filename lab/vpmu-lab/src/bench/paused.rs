@@ -8,23 +8,12 @@ use super::parts::{handler_mean, with_timed_handlers};
 use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
 use crate::report::result::Run;
-use crate::report::story::{Group, Page};
 use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
     name: "paused",
     about: "a guest's NMI handler, when a host event that is off is left alone (x86_64)",
-    page: Page {
-        text: include_str!("paused.md"),
-        claim: (
-            "The guest's NMI handler, 12 events",
-            "nmi_handler_ns@reuse/paused",
-        ),
-        groups: &[
-            Group::new("", "Twelve events, multiplexed"),
-            Group::new(":one_event", "One event"),
-        ],
-    },
+    page: include_str!("paused.md"),
     has_models: true,
     has_counters: true,
     rows,

@@ -8,7 +8,6 @@ use super::parts::{
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::report::result;
-use crate::report::story::{Group, Page};
 use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
@@ -16,14 +15,7 @@ pub(super) const BENCH: Bench = Bench {
     about: "precise samples as records in the guest's memory: exits, guest time and NMIs of a sample (x86_64)",
     has_models: false,
     has_counters: false,
-    page: Page {
-        text: include_str!("pebs.md"),
-        claim: (
-            "Exits for each sample of a fixed period",
-            "exits_per_sample@none/ring",
-        ),
-        groups: &[Group::new("", "Samples by interrupts, and as PEBS records")],
-    },
+    page: include_str!("pebs.md"),
     rows,
 };
 

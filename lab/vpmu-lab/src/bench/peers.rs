@@ -5,7 +5,6 @@ use super::parts::{
 };
 use super::{Bench, Context, Row};
 use crate::report::result;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Model, Pebs, Pmu, Policy};
@@ -16,14 +15,7 @@ pub(super) const BENCH: Bench = Bench {
     about: "the x86 PMUs beside native and beside KVM's emulated and mediated PMU, on hardware counters",
     has_models: false,
     has_counters: true,
-    page: Page {
-        text: include_str!("peers.md"),
-        claim: (
-            "The guest's time for a sample",
-            "guest_us_per_sample@kvm/paravirt",
-        ),
-        groups: &[Group::new("", "One machine, each PMU in turn")],
-    },
+    page: include_str!("peers.md"),
     rows,
 };
 

@@ -9,7 +9,6 @@ use std::process::Command;
 use super::{Bench, Context, Row, emulated};
 use crate::image::artifacts;
 use crate::report::figures::Report;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::{Error, Result};
@@ -17,14 +16,7 @@ use crate::{Error, Result};
 pub(super) const BENCH: Bench = Bench {
     name: "reprogram",
     about: "one overflow with this machine's and a guest's perf events, recreated or reused (x86_64)",
-    page: Page {
-        text: include_str!("reprogram.md"),
-        claim: ("Handling one overflow", "handle_overflow_ns@recreate/reuse"),
-        groups: &[Group::new(
-            "",
-            "This machine's perf events, the lab's machine's (`native-*`), and a guest's (`guest-*`)",
-        )],
-    },
+    page: include_str!("reprogram.md"),
     has_models: false,
     has_counters: true,
     rows,

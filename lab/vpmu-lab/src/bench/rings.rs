@@ -6,20 +6,12 @@
 use super::parts::{QUIET, first};
 use super::{Bench, Context, Row, emulated, hundredths};
 use crate::Result;
-use crate::report::story::{Group, Page};
 use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
     name: "rings",
     about: "cycles:u and cycles:k where only a clock counts: their sum and their shares (x86_64)",
-    page: Page {
-        text: include_str!("rings.md"),
-        claim: (
-            "User space's share, counted against known",
-            "ring_share_error_points@counting",
-        ),
-        groups: &[Group::new("", "A known mixture of user space and kernel")],
-    },
+    page: include_str!("rings.md"),
     has_models: true,
     has_counters: false,
     rows,

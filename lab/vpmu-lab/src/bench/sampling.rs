@@ -9,7 +9,6 @@ use super::parts::{CYCLES, first, share_difference, timed, us_per_sample};
 use super::{Bench, Context, Row, emulated, hundredths, mode};
 use crate::Result;
 use crate::report::result;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Model, Pmu, Policy};
@@ -17,14 +16,7 @@ use crate::spec::design::{Design, Model, Pmu, Policy};
 pub(super) const BENCH: Bench = Bench {
     name: "sampling",
     about: "the profile of a workload in a guest against the host's (x86_64)",
-    page: Page {
-        text: include_str!("sampling.md"),
-        claim: (
-            "Profile, guest against host",
-            "largest_share_difference_points@reuse",
-        ),
-        groups: &[Group::new("", "Shares of the samples, and their cost")],
-    },
+    page: include_str!("sampling.md"),
     has_models: true,
     has_counters: true,
     rows,

@@ -6,7 +6,6 @@ use std::path::Path;
 use super::{Bench, Context, Row, hundredths};
 use crate::image::artifacts;
 use crate::image::job::Output;
-use crate::report::story::{Group, Page};
 use crate::run::compare::Captured;
 use crate::run::{self, Lab, Sink};
 use crate::spec::arch::Arch;
@@ -18,18 +17,7 @@ use vpmu_measure::{Monitor, Span};
 pub(super) const BENCH: Bench = Bench {
     name: "switch",
     about: "the PMU's part in a switch between two guests, lazy and eager (aarch64)",
-    page: Page {
-        text: include_str!("switch.md"),
-        claim: (
-            "PMU registers of a switch, all counting against stopped",
-            "registers_per_switch:lazy@all/stopped",
-        ),
-        groups: &[
-            Group::new(":lazy", "Partitioned, the lazy switch"),
-            Group::new(":eager", "Partitioned, all registers at each switch"),
-            Group::new(":emulated", "Emulated"),
-        ],
-    },
+    page: include_str!("switch.md"),
     has_models: false,
     has_counters: false,
     rows,

@@ -21,12 +21,12 @@ pub fn markdown(page: &Page, bench: &Report, amd: Option<&Report>) -> String {
     };
     let mut text = format!(
         "# {}\n\n<!-- Made of {files} by tests/results.rs of vpmu-lab: edit {of_them} by hand. -->\n\n",
-        page.title()
+        page.title
     );
     for sentence in page.sentences(bench).flatten() {
         text += &format!("{sentence}\n");
     }
-    text += &format!("\n{}{}", page.method(), figures(page, bench, "##"));
+    text += &format!("\n{}{}", page.method, figures(page, bench, "##"));
     if let Some(amd) = amd {
         text += "\n## AMD's PMU (`--model amd`)\n";
         text += &figures(page, amd, "###");
@@ -38,7 +38,7 @@ pub fn markdown(page: &Page, bench: &Report, amd: Option<&Report>) -> String {
 fn figures(page: &Page, bench: &Report, level: &str) -> String {
     let counted = |backing: Backing| format!("\nCounted by {}.\n", backing.counter());
     let mut text = bench.backing.map_or_else(String::new, counted);
-    for group in page.groups {
+    for group in &page.groups {
         let rows = page.rows(group, bench);
         if !rows.is_empty() {
             text += &format!("\n{level} {}\n", group.heading);
@@ -67,7 +67,6 @@ fn table(table: &Table<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::story::Group;
 
     const JSON: &str = r#"{"schema":1,"bench":"b","rows":[
         {"figure":"exits","mode":"plain","measured":22841.0,"published":7512945.0,"unit":"exits"},
@@ -75,11 +74,8 @@ mod tests {
         {"figure":"exits:halt","mode":"plain","measured":9.0,"published":null,"unit":"exits"},
         {"figure":"gone","mode":"lazy","measured":-0.5,"published":97.25,"unit":"percent"},
         {"figure":"exits:idle","mode":"plain","measured":null,"published":null,"unit":"exits"}]}"#;
-    const PAGE: Page = Page {
-        text: "# Title\n\nIt has {gone@lazy!}.\nNot known: {exits:idle@plain}.\n\nMethod.\n",
-        claim: ("Exits", "exits@plain/lazy"),
-        groups: &[Group::new("", "Busy"), Group::new(":idle", "Idle")],
-    };
+    const PAGE: &str = "claim exits@plain/lazy: Exits\ngroup: Busy\ngroup :idle: Idle\n\n\
+        # Title\n\nIt has {gone@lazy!}.\nNot known: {exits:idle@plain}.\n\nMethod.\n";
 
     fn read(json: &str) -> serde_json::Result<Report> {
         serde_json::from_str(json)
@@ -87,15 +83,16 @@ mod tests {
 
     #[test]
     fn figures_are_in_tables() {
-        let text = markdown(&PAGE, &read(JSON).unwrap(), None);
+        let text = markdown(&Page::parse(PAGE), &read(JSON).unwrap(), None);
         insta::assert_snapshot!(text);
     }
 
     #[test]
     fn amds_figures_stand_behind_intels() {
         let report = &read(JSON).unwrap();
-        let one = markdown(&PAGE, report, None);
-        let both = markdown(&PAGE, report, Some(report));
+        let page = Page::parse(PAGE);
+        let one = markdown(&page, report, None);
+        let both = markdown(&page, report, Some(report));
         assert!(both.contains("b.json and b-amd.json"));
         let tables = |text: &str| text.matches("| `exits` |").count();
         assert_eq!((tables(&one), tables(&both)), (2, 4));

@@ -105,7 +105,7 @@ struct Side {
 /// # Errors
 ///
 /// When the folder cannot be read, or holds no results.
-pub fn of_folder(folder: &Path, page_of: fn(&str) -> Option<&'static Page>) -> Result<Made> {
+pub fn of_folder(folder: &Path, page_of: fn(&str) -> Option<Page>) -> Result<Made> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
         let path = entry.map_err(Error::file("read", folder))?.path();

@@ -1,7 +1,8 @@
 //! What a bench's figures mean: the page of the bench, as a file beside it has it.
 //!
-//! A title stands first, then a paragraph that says what the figures mean, a sentence on each line, and then how they were
-//! measured. A sentence names its figures by their keys in the JSON, so no figure in it is older than the run:
+//! Lines that arrange the figures stand first, `claim FIGURE@MODE: NAME` or `claim FIGURE@FROM/TO: NAME` and one
+//! `group SUFFIX: HEADING` or more. Then a title, a paragraph that says what the figures mean, a sentence on each line, and
+//! how they were measured. A sentence names its figures by their keys in the JSON, so no figure in it is older than the run:
 //!
 //! | in a sentence | becomes |
 //! |---|---|
@@ -17,52 +18,59 @@ use super::tables::Named;
 /// A bench's page without its figures.
 #[derive(Debug)]
 pub struct Page {
-    /// The text, as the module says.
-    pub text: &'static str,
-    /// The figure that stands for the bench at the top of the HTML page: its name for a reader, and `FIGURE@MODE` or
-    /// `FIGURE@FROM/TO`.
-    pub claim: (&'static str, &'static str),
+    pub(super) title: &'static str,
+    /// What the figures mean.
+    story: &'static str,
+    /// How the figures were measured.
+    pub(super) method: &'static str,
+    /// The figure that stands for the bench at the top of the HTML page, and its name for a reader.
+    pub(super) claim: (&'static str, &'static str),
     /// The figures in groups; a figure without a group of its own is in the first.
-    pub groups: &'static [Group],
+    pub(super) groups: Vec<Group>,
 }
 
 /// A group of figures: those whose names end with `suffix`.
 #[derive(Debug)]
-pub struct Group {
-    /// The end of the figures' names, such as `:idle`; empty for the first group.
-    pub suffix: &'static str,
-    /// The group's heading.
-    pub heading: &'static str,
-}
-
-impl Group {
-    /// Makes a group.
-    pub const fn new(suffix: &'static str, heading: &'static str) -> Self {
-        Self { suffix, heading }
-    }
+pub(super) struct Group {
+    /// The end of the figures' names, such as `:idle`; may be empty for the first group.
+    pub(super) suffix: &'static str,
+    pub(super) heading: &'static str,
 }
 
 impl Page {
-    /// Returns the title, what the figures mean, and how they were measured.
-    fn parts(&self) -> (&'static str, &'static str, &'static str) {
-        let (title, rest) = self.text.split_once("\n\n").unwrap_or((self.text, ""));
-        let (story, method) = rest.split_once("\n\n").unwrap_or((rest, ""));
-        (title.trim_start_matches("# "), story, method)
-    }
-
-    /// Returns the title.
-    pub(super) fn title(&self) -> &'static str {
-        self.parts().0
-    }
-
-    /// Returns how the figures were measured.
-    pub(super) fn method(&self) -> &'static str {
-        self.parts().2
+    /// Reads a page's text, as the module says. What is missing is empty.
+    pub fn parse(text: &'static str) -> Self {
+        let (head, body) = text.split_once("\n# ").unwrap_or_default();
+        let mut parts = body.splitn(3, "\n\n");
+        let mut part = || parts.next().unwrap_or_default();
+        let mut page = Self {
+            title: part(),
+            story: part(),
+            method: part(),
+            claim: ("", ""),
+            groups: Vec::new(),
+        };
+        for (key, text) in head.lines().filter_map(|line| line.split_once(": ")) {
+            match key.split_once(' ').unwrap_or((key, "")) {
+                ("claim", figure) => page.claim = (figure, text),
+                (_, suffix) => page.groups.push(Group {
+                    suffix,
+                    heading: text,
+                }),
+            }
+        }
+        if page.groups.is_empty() {
+            page.groups.push(Group {
+                suffix: "",
+                heading: "",
+            });
+        }
+        page
     }
 
     /// Returns the sentences that say what the figures mean; `None` for a sentence whose figures are not all known.
     pub(super) fn sentences(&self, bench: &Report) -> impl Iterator<Item = Option<String>> {
-        self.parts().1.lines().map(|sentence| fill(sentence, bench))
+        self.story.lines().map(|sentence| fill(sentence, bench))
     }
 
     /// Returns the figures of one of the groups, in the file's order.
@@ -119,6 +127,21 @@ fn value(key: &str, bench: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_has_its_parts() {
+        let text = "claim n:x@old/new: Name\ngroup: First: one\ngroup :x: Second\n\n# Title\n\nA.\nB.\n\nHow.\n\nWhere.\n";
+        let page = Page::parse(text);
+        assert_eq!((page.title, page.story), ("Title", "A.\nB."));
+        assert_eq!(page.method, "How.\n\nWhere.\n");
+        assert_eq!(page.claim, ("n:x@old/new", "Name"));
+        let groups = page
+            .groups
+            .iter()
+            .map(|group| (group.suffix, group.heading));
+        let groups: Vec<_> = groups.collect();
+        assert_eq!(groups, [("", "First: one"), (":x", "Second")]);
+    }
 
     #[test]
     fn sentences_are_filled_or_left_out() {

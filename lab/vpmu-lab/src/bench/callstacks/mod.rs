@@ -10,7 +10,6 @@ use crate::Result;
 use crate::host::qemu::X86_PMU;
 use crate::image::{artifacts, program};
 use crate::report::result;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Lbr, Model, Pebs, Pmu, Policy};
@@ -21,21 +20,7 @@ pub(super) const BENCH: Bench = Bench {
     has_models: false,
     // Hosts that record no branches seldom have counters. The native machine has some, for its own profile.
     has_counters: false,
-    page: Page {
-        text: include_str!("page.md"),
-        claim: (
-            "The guest's time for a sample with its calls",
-            "guest_us_per_sample@plain/guest",
-        ),
-        groups: &[
-            Group::new("", "The published program"),
-            Group::new(
-                ":elf",
-                "Complete stacks: ftest, gzip, perf, perl, sort, openssl",
-            ),
-            Group::new(":cc1", "Complete stacks: cc1"),
-        ],
-    },
+    page: include_str!("page.md"),
     rows,
 };
 

@@ -18,7 +18,6 @@ use crate::Result;
 use crate::host::parallel;
 use crate::image::module::{Kernel, Modules};
 use crate::report::result::Run;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
@@ -26,22 +25,7 @@ use crate::spec::design::{Design, Pmu};
 pub(super) const BENCH: Bench = Bench {
     name: "deadline",
     about: "a guest's timer that moves later without an exit (x86_64)",
-    page: Page {
-        text: include_str!("page.md"),
-        claim: (
-            "Exits for a guest's timer deadline",
-            "tsc_deadline_exits@plain/paravirtual",
-        ),
-        groups: &[
-            Group::new(
-                "",
-                "TCP request/response between two vCPUs, 1500 times in each boot",
-            ),
-            Group::new(":pipe", "`perf bench sched pipe`, 800 times"),
-            Group::new(":idle", "An idle guest, 10 seconds"),
-            Group::new(":sleep", "Sleeps of a millisecond on one vCPU, 1000 times"),
-        ],
-    },
+    page: include_str!("page.md"),
     has_models: false,
     has_counters: false,
     rows,

@@ -6,7 +6,6 @@ use super::parts::{Figure, Part, QUIET, figure, first, off_weights, part, sample
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::report::result;
-use crate::report::story::{Group, Page};
 use crate::spec::Request;
 use crate::spec::design::{Lbr, Model, Pebs, Policy};
 use checker::checker;
@@ -16,22 +15,7 @@ pub(super) const BENCH: Bench = Bench {
     about: "perf record -b: exits, guest time and full stacks of a sample, and wrong branches (x86_64)",
     has_models: true,
     has_counters: false,
-    page: Page {
-        text: include_str!("page.md"),
-        claim: (
-            "The guest's time for a sample with its branches",
-            "guest_us_per_sample@step/predict",
-        ),
-        groups: &[
-            Group::new("", "Samples with a full stack of branches"),
-            Group::new(":kernel", "Fork and exec, in the kernel and in user space"),
-            Group::new(":8", "Samples with eight branches"),
-            Group::new(
-                ":unused",
-                "Samples without branches, where the guest could have them",
-            ),
-        ],
-    },
+    page: include_str!("page.md"),
     rows,
 };
 

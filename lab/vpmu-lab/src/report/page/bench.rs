@@ -2,28 +2,23 @@
 
 use super::super::figures::{Report, Row};
 use super::super::number::{factor, number, quantity};
-use super::super::story::{self, Page};
+use super::super::story::Page;
 use super::super::tables::tables;
 use super::draw::{draw, percent};
 use super::{Claim, Figures, Group, Section, Side};
 
-/// The page of a bench that this vpmu does not know.
-const UNKNOWN: Page = Page {
-    text: "",
-    claim: ("", ""),
-    groups: &[story::Group::new("", "")],
-};
-
 /// Makes the section of the bench in `file`, whose page is `known`.
-pub(super) fn section(file: &str, bench: &Report, known: Option<&'static Page>) -> Section {
-    let page = known.unwrap_or(&UNKNOWN);
+pub(super) fn section(file: &str, bench: &Report, known: Option<Page>) -> Section {
+    let title = known
+        .as_ref()
+        .map_or(bench.bench.as_str(), |page| page.title);
+    let page = &known.unwrap_or_else(|| Page::parse(""));
     let id = file.trim_end_matches(".json").to_owned();
     // Only other vendors' results are saved beside a bench's own.
     let variant = match id.strip_prefix(bench.bench.as_str()) {
         Some("") | None => String::new(),
         Some(ending) => format!(" ({})", ending.trim_start_matches('-').to_uppercase()),
     };
-    let title = known.map_or(bench.bench.as_str(), |page| page.title());
     let all: Vec<_> = page
         .groups
         .iter()
@@ -63,7 +58,7 @@ pub(super) fn section(file: &str, bench: &Report, known: Option<&'static Page>) 
 }
 
 fn claim(id: &str, variant: &str, page: &Page, bench: &Report) -> Option<Claim> {
-    let (label, key) = page.claim;
+    let (key, label) = page.claim;
     let (figure, modes) = key.split_once('@')?;
     let (from, to) = match modes.split_once('/') {
         Some((from, to)) => (bench.find(figure, from), to),
