@@ -56,7 +56,7 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
         }
         let list = BENCHES
             .iter()
-            .map(|bench| format!("{:12} {}\n", bench.name, bench.about));
+            .map(|bench| format!("{:12} {}\n", bench.name, bench.page().about));
         print(&list.collect::<String>())?;
         return Ok(ExitCode::SUCCESS);
     };

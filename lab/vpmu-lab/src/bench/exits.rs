@@ -18,7 +18,6 @@ use crate::spec::design::{Model, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "exits",
-    about: "the exits and the registers of a guest's perf session (x86_64)",
     page: include_str!("exits.md"),
     has_models: true,
     has_counters: true,

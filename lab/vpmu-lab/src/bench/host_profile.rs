@@ -12,7 +12,6 @@ use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
     name: "host-profile",
-    about: "the host's profile of a guest that takes its own (aarch64)",
     page: include_str!("host_profile.md"),
     has_models: false,
     has_counters: false,

@@ -47,8 +47,6 @@ use crate::{Result, usage};
 pub struct Bench {
     /// The bench's name on the command line.
     pub name: &'static str,
-    /// The subject of the bench.
-    pub about: &'static str,
     /// The text of `docs/results` beside the bench's figures, for [`Page::parse`].
     page: &'static str,
     /// Whether the bench measures guests of either vendor.
@@ -307,7 +305,7 @@ mod tests {
     fn pages_are_whole() {
         for bench in BENCHES {
             let (head, _) = bench.page.split_once("\n\n# ").unwrap();
-            let kinds = ["claim ", "group: ", "group :"];
+            let kinds = ["about: ", "claim ", "group: ", "group :"];
             let is_known = |line: &str| kinds.iter().any(|kind| line.starts_with(kind));
             assert!(head.lines().all(is_known), "{head}");
             // Only the first group's suffix may be empty.

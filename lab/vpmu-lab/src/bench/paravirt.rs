@@ -12,7 +12,6 @@ use crate::spec::design::{Design, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "paravirt",
-    about: "a PMU in shared memory against trapped registers: exits for a sample and a context switch (x86_64)",
     has_models: false,
     has_counters: false,
     page: include_str!("paravirt.md"),

@@ -10,7 +10,6 @@ use crate::spec::design::{Design, Pmu};
 
 pub(super) const BENCH: Bench = Bench {
     name: "partition",
-    about: "counters split by MDCR_EL2.HPMN, against emulated ones",
     page: include_str!("partition.md"),
     has_models: false,
     has_counters: false,

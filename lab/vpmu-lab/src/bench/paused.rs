@@ -12,7 +12,6 @@ use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
     name: "paused",
-    about: "a guest's NMI handler, when a host event that is off is left alone (x86_64)",
     page: include_str!("paused.md"),
     has_models: true,
     has_counters: true,

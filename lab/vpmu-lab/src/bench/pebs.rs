@@ -12,7 +12,6 @@ use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
     name: "pebs",
-    about: "precise samples as records in the guest's memory: exits, guest time and NMIs of a sample (x86_64)",
     has_models: false,
     has_counters: false,
     page: include_str!("pebs.md"),

@@ -12,7 +12,6 @@ use crate::{Result, usage};
 
 pub(super) const BENCH: Bench = Bench {
     name: "peers",
-    about: "the x86 PMUs beside native and beside KVM's emulated and mediated PMU, on hardware counters",
     has_models: false,
     has_counters: true,
     page: include_str!("peers.md"),

@@ -15,7 +15,6 @@ use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
     name: "reprogram",
-    about: "one overflow with this machine's and a guest's perf events, recreated or reused (x86_64)",
     page: include_str!("reprogram.md"),
     has_models: false,
     has_counters: true,

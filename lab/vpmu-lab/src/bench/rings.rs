@@ -10,7 +10,6 @@ use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
     name: "rings",
-    about: "cycles:u and cycles:k where only a clock counts: their sum and their shares (x86_64)",
     page: include_str!("rings.md"),
     has_models: true,
     has_counters: false,

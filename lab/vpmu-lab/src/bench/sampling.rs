@@ -15,7 +15,6 @@ use crate::spec::design::{Design, Model, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "sampling",
-    about: "the profile of a workload in a guest against the host's (x86_64)",
     page: include_str!("sampling.md"),
     has_models: true,
     has_counters: true,

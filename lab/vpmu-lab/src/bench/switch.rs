@@ -16,7 +16,6 @@ use vpmu_measure::{Monitor, Span};
 
 pub(super) const BENCH: Bench = Bench {
     name: "switch",
-    about: "the PMU's part in a switch between two guests, lazy and eager (aarch64)",
     page: include_str!("switch.md"),
     has_models: false,
     has_counters: false,

@@ -1,6 +1,6 @@
 //! What a bench's figures mean: the page of the bench, as a file beside it has it.
 //!
-//! Lines that arrange the figures stand first, `claim FIGURE@MODE: NAME` or `claim FIGURE@FROM/TO: NAME` and one
+//! Lines with names stand first: `about: SUBJECT`, `claim FIGURE@MODE: NAME` or `claim FIGURE@FROM/TO: NAME`, and one
 //! `group SUFFIX: HEADING` or more. Then a title, a paragraph that says what the figures mean, a sentence on each line, and
 //! how they were measured. A sentence names its figures by their keys in the JSON, so no figure in it is older than the run:
 //!
@@ -18,6 +18,8 @@ use super::tables::Named;
 /// A bench's page without its figures.
 #[derive(Debug)]
 pub struct Page {
+    /// What the bench is about, in a line.
+    pub about: &'static str,
     pub(super) title: &'static str,
     /// What the figures mean.
     story: &'static str,
@@ -44,6 +46,7 @@ impl Page {
         let mut parts = body.splitn(3, "\n\n");
         let mut part = || parts.next().unwrap_or_default();
         let mut page = Self {
+            about: "",
             title: part(),
             story: part(),
             method: part(),
@@ -52,6 +55,7 @@ impl Page {
         };
         for (key, text) in head.lines().filter_map(|line| line.split_once(": ")) {
             match key.split_once(' ').unwrap_or((key, "")) {
+                ("about", _) => page.about = text,
                 ("claim", figure) => page.claim = (figure, text),
                 (_, suffix) => page.groups.push(Group {
                     suffix,
@@ -130,9 +134,12 @@ mod tests {
 
     #[test]
     fn a_page_has_its_parts() {
-        let text = "claim n:x@old/new: Name\ngroup: First: one\ngroup :x: Second\n\n# Title\n\nA.\nB.\n\nHow.\n\nWhere.\n";
+        let text = "about: It\nclaim n:x@old/new: Name\ngroup: First: one\ngroup :x: Second\n\n# Title\n\nA.\nB.\n\nHow.\n\nWhere.\n";
         let page = Page::parse(text);
-        assert_eq!((page.title, page.story), ("Title", "A.\nB."));
+        assert_eq!(
+            (page.about, page.title, page.story),
+            ("It", "Title", "A.\nB.")
+        );
         assert_eq!(page.method, "How.\n\nWhere.\n");
         assert_eq!(page.claim, ("n:x@old/new", "Name"));
         let groups = page

@@ -16,7 +16,6 @@ use crate::spec::design::{Design, Lbr, Model, Pebs, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "callstacks",
-    about: "perf record --call-graph lbr: shares beside --call-graph dwarf, complete stacks, guest time (x86_64)",
     has_models: false,
     // Hosts that record no branches seldom have counters. The native machine has some, for its own profile.
     has_counters: false,

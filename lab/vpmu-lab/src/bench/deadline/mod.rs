@@ -24,7 +24,6 @@ use crate::spec::design::{Design, Pmu};
 
 pub(super) const BENCH: Bench = Bench {
     name: "deadline",
-    about: "a guest's timer that moves later without an exit (x86_64)",
     page: include_str!("page.md"),
     has_models: false,
     has_counters: false,

@@ -12,7 +12,6 @@ use checker::checker;
 
 pub(super) const BENCH: Bench = Bench {
     name: "lbr",
-    about: "perf record -b: exits, guest time and full stacks of a sample, and wrong branches (x86_64)",
     has_models: true,
     has_counters: false,
     page: include_str!("page.md"),
