@@ -62,9 +62,8 @@ struct Section {
     kicker: String,
     command: Option<String>,
     sentences: Vec<String>,
-    first: Option<Group>,
-    /// Shown when the reader asks for them.
-    others: Vec<Group>,
+    /// All but the first are shown when the reader asks for them.
+    groups: Vec<Group>,
     figures: Vec<Figures>,
     /// The drawing at the top of the page.
     lead: Option<String>,

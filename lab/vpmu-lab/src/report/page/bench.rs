@@ -24,19 +24,10 @@ pub(super) fn section(file: &str, bench: &Report, known: Option<Page>) -> Sectio
         .iter()
         .map(|group| (group.heading.replace('`', ""), page.rows(group, bench)))
         .collect();
-    let mut groups: Vec<Group> = all
-        .iter()
-        .map(|(heading, rows)| Group {
-            heading: heading.clone(),
-            drawings: draw(rows),
-        })
-        .filter(|group| !group.drawings.is_empty())
-        .collect();
-    let first = if groups.is_empty() {
-        None
-    } else {
-        Some(groups.remove(0))
-    };
+    let groups = all.iter().map(|(heading, rows)| Group {
+        heading: heading.clone(),
+        drawings: draw(rows),
+    });
     let qemu = bench.qemu.as_deref();
     let qemu = qemu.map(|qemu| format!(", measured on QEMU {qemu}"));
     Section {
@@ -44,8 +35,7 @@ pub(super) fn section(file: &str, bench: &Report, known: Option<Page>) -> Sectio
         kicker: format!("bench {}{}", bench.bench, qemu.unwrap_or_default()),
         command: None,
         sentences: page.sentences(bench).flatten().collect(),
-        first,
-        others: groups,
+        groups: groups.filter(|group| !group.drawings.is_empty()).collect(),
         figures: all
             .iter()
             .flat_map(|(_, rows)| tables(rows).iter().map(Figures::of).collect::<Vec<_>>())

@@ -29,11 +29,10 @@ pub(super) fn section(file: &str, runs: &[Run]) -> Section {
         kicker: kicker(runs),
         command: Some(first.command.clone()),
         sentences: sentences(runs),
-        first: Some(Group {
+        groups: vec![Group {
             heading: String::new(),
             drawings: drawings(runs, &names),
-        }),
-        others: Vec::new(),
+        }],
         figures: [table_of(runs), exits(runs, &names)]
             .into_iter()
             .chain(profiles(runs, &names))
