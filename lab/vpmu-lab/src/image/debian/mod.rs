@@ -148,11 +148,9 @@ const NOT_NEEDED: [&str; 8] = [
 /// The prefix of the names of temporary folders in a pool's folder.
 const TEMPORARY: &str = "temporary-";
 
-/// The files that make up a pool.
+/// The files that make up a pool, whose release and architecture its folder's name has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    release: String,
-    architecture: String,
     wanted: Vec<String>,
     /// The packages in the order of their file names.
     pub(crate) packages: Vec<Package>,
@@ -173,7 +171,7 @@ impl Pool {
         let folder = folder(cache, selection);
         let text = fs::read(folder.join("manifest.json")).ok()?;
         let manifest: Manifest = serde_json::from_slice(&text).ok()?;
-        let fits = manifest.release == selection.release && manifest.wanted == selection.packages;
+        let fits = manifest.wanted == selection.packages;
         let packages = folder.join("packages");
         let mut files = manifest.packages.iter();
         let whole = files.all(|package| is_whole(&packages.join(&package.file), package.size));
@@ -210,8 +208,6 @@ impl Pool {
         download(&apt, &plan, &packages, session)?;
         remove_others(&packages, &plan);
         let manifest = Manifest {
-            release: release.to_owned(),
-            architecture: architecture.to_owned(),
             wanted: selection.packages.clone(),
             packages: plan,
         };
@@ -397,8 +393,6 @@ mod tests {
             arch: Arch::X86_64,
             folder: folder.path().to_owned(),
             manifest: Manifest {
-                release: String::new(),
-                architecture: String::new(),
                 wanted: Vec::new(),
                 packages: Vec::new(),
             },
