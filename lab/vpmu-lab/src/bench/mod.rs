@@ -83,9 +83,7 @@ pub fn page(name: &str) -> Option<Page> {
 
 /// A bench's tools and options.
 struct Context<'a> {
-    name: &'static str,
-    /// As in [`Bench`].
-    has_counters: bool,
+    bench: &'static Bench,
     /// The model of x86 guests. The published guests had Intel's.
     model: Model,
     qemu: Qemu,
@@ -122,8 +120,7 @@ impl Bench {
             return usage("--model is about the benches exits, lbr, rings, sampling and paused");
         }
         let context = Context {
-            name: self.name,
-            has_counters: self.has_counters,
+            bench: self,
             model: model.unwrap_or(Model::Intel),
             qemu,
             version: OnceLock::new(),
@@ -178,11 +175,11 @@ impl Context<'_> {
         request.command = Command::from_words(&[command.to_owned()]);
         request.machine.qemu = self.qemu.clone();
         let cpu = request.machine.cpu.take();
-        request.machine.cpu = cpu.or_else(|| processor(self.has_counters, &request, designs));
+        request.machine.cpu = cpu.or_else(|| processor(self.bench.has_counters, &request, designs));
         request.timeout = Duration::from_secs(1800);
         // A busy machine boots slowly. A guest that hangs is recognised by its own time.
         request.boot_timeout = Duration::from_secs(1800);
-        let keep = |folder: &Path| folder.join(format!("{}-{part}", self.name));
+        let keep = |folder: &Path| folder.join(format!("{}-{part}", self.bench.name));
         request.keep = self.keep.map(keep);
         // A bench of deadlines marks its parts, and gives no guest a PMU.
         let has_pmu = !request.marked;
@@ -264,6 +261,13 @@ fn mode(design: Design) -> &'static str {
     design
         .policy
         .map_or(design.pmu.name(), |policy| policy.name())
+}
+
+/// Puts the published result of the row's figure under its mode beside the measured one, if `published` has it.
+fn beside(row: Row, published: &[(&str, &str, f64)]) -> Row {
+    let mut all = published.iter();
+    let found = all.find(|(figure, mode, _)| (*figure, *mode) == (&*row.figure, &*row.mode));
+    row.beside(found.map(|(.., value)| *value))
 }
 
 /// Rounds to two digits behind the point, as published.

@@ -5,7 +5,7 @@ use super::parts::{
     CYCLES, Figure, Part, QUIET, figure, first, handler_mean, part, sample_cost, share_error,
     timed, with_timed_handlers,
 };
-use super::{Bench, Context, Row};
+use super::{Bench, Context, Row, beside};
 use crate::Result;
 use crate::report::result;
 use crate::spec::design::{Design, Pmu, Policy};
@@ -120,15 +120,12 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         _ => "trapped",
     };
     let rows = context.measure(&request, &designs, &parts(), ("", ""), mode)?;
-    let published = |row: Row| {
-        let is_known = (&*row.figure, &*row.mode) == ("exits_per_pmi", "trapped");
-        row.beside(is_known.then_some(PUBLISHED))
-    };
-    Ok(rows.into_iter().map(published).collect())
+    let rows = rows.into_iter().map(|row| beside(row, &PUBLISHED));
+    Ok(rows.collect())
 }
 
 /// The published exits to the VMM for an interrupt: 8.5 for MSRs, 1.3 for RDPMC, 1 for the NMI.
-const PUBLISHED: f64 = 10.8;
+const PUBLISHED: [(&str, &str, f64); 1] = [("exits_per_pmi", "trapped", 10.8)];
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! Measures the partitioned PMU against KVM's emulated one, published in 2025 for KVM on Arm with
 //! ten counters. The published gzip run was of 64 MB.
 
-use super::{Bench, Context, Row, mode};
+use super::{Bench, Context, Row, beside, mode};
 use crate::Result;
 use crate::report::result::Run;
 use crate::spec::Request;
@@ -74,9 +74,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 }
 
 fn row((figure, unit, of): &Figure, mode: &str, run: Option<&Run>) -> Row {
-    let mut published = PUBLISHED.iter();
-    let published = published.find(|(name, of, _)| name == figure && *of == mode);
-    Row::new(*figure, mode, run.and_then(of), *unit).beside(published.map(|(.., value)| *value))
+    beside(Row::new(*figure, mode, run.and_then(of), *unit), &PUBLISHED)
 }
 
 /// Modes of the partitioned PMU in which the monitor keeps counters, with their number.

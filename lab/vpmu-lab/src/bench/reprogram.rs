@@ -6,7 +6,7 @@
 
 use std::process::Command;
 
-use super::{Bench, Context, Row, emulated};
+use super::{Bench, Context, Row, beside, emulated};
 use crate::image::artifacts;
 use crate::report::figures::Report;
 use crate::spec::Request;
@@ -101,14 +101,10 @@ fn parse(output: &[u8], place: usize) -> Option<(Option<Backing>, Vec<Row>)> {
     let report: Report = serde_json::from_slice(output).ok()?;
     let named = report.rows.iter().map(|row| {
         let names = MODES.into_iter().find(|names| names[0] == row.mode)?;
-        let published = PUBLISHED
-            .iter()
-            .find(|(figure, of, _)| *figure == row.figure && *of == row.mode);
-        let row = Row {
+        Some(Row {
             mode: names[place].to_owned(),
-            ..row.clone()
-        };
-        Some(row.beside(published.map(|(_, _, value)| *value)))
+            ..beside(row.clone(), &PUBLISHED)
+        })
     });
     Some((report.backing, named.collect::<Option<_>>()?))
 }

@@ -5,8 +5,8 @@
 //! samples there. The workload executes known numbers of instructions in each function, and an instruction
 //! takes a nanosecond on that machine. So both profiles have to show the same weights.
 
-use super::parts::{CYCLES, first, share_difference, timed, us_per_sample};
-use super::{Bench, Context, Row, emulated, hundredths, mode};
+use super::parts::{CYCLES, WEIGHTS, first, share_difference, timed, us_per_sample};
+use super::{Bench, Context, Row, beside, emulated, hundredths, mode};
 use crate::Result;
 use crate::report::result;
 use crate::spec::Request;
@@ -21,13 +21,17 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// The functions, and their published shares on the host and in the guest with
-/// and without reuse. Without reuse no function was among the first.
-const FUNCTIONS: [(&str, f64, f64); 4] = [
-    ("main", 48.19, 46.18),
-    ("foo", 18.44, 20.29),
-    ("bar", 21.21, 22.29),
-    ("qux", 11.64, 10.47),
+/// The published shares on the host and in the guest with reuse. Without reuse no function was among the first.
+const PUBLISHED: [(&str, &str, f64); 9] = [
+    ("share_points:main", "host", 48.19),
+    ("share_points:foo", "host", 18.44),
+    ("share_points:bar", "host", 21.21),
+    ("share_points:qux", "host", 11.64),
+    ("share_points:main", "reuse", 46.18),
+    ("share_points:foo", "reuse", 20.29),
+    ("share_points:bar", "reuse", 22.29),
+    ("share_points:qux", "reuse", 10.47),
+    ("largest_share_difference_points", "reuse", 2.01),
 ];
 
 const POLICIES: [Policy; 3] = [Policy::Recreate, Policy::Reuse, Policy::Paused];
@@ -59,34 +63,24 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     )?;
     let (guest, designs) = (beside_native(context.model), emulated(&POLICIES));
     let guests = context.compare(guest, "guest", &designs, &command("cycles"))?;
-    let host = Profile::of(&host[0])?;
+    let host = shares(&host[0])?;
     let guests = guests
         .iter()
-        .map(|row| Ok((row.design, Profile::of(row)?)))
-        .collect::<Result<Vec<_>>>()?;
+        .map(|row| Ok((mode(row.design), shares(row)?)));
+    let guests = guests.collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
-    for (index, (function, on_host, in_guest)) in FUNCTIONS.into_iter().enumerate() {
-        let row = |mode, profile: &Profile, published| {
-            let figure = format!("share_points:{function}");
-            Row::new(figure, mode, Some(profile.0[index]), "points").beside(published)
-        };
-        rows.push(row("host", &host, Some(on_host)));
-        for (design, profile) in &guests {
-            let published = (design.policy == Some(Policy::Reuse)).then_some(in_guest);
-            rows.push(row(mode(*design), profile, published));
-        }
+    for (index, (function, _)) in WEIGHTS.iter().enumerate() {
+        let figure = format!("share_points:{function}");
+        let row = |mode, shares: &[f64; 4]| Row::new(&figure, mode, Some(shares[index]), "points");
+        rows.push(row("host", &host));
+        rows.extend(guests.iter().map(|(mode, shares)| row(*mode, shares)));
     }
-    for (design, profile) in &guests {
-        let published = (design.policy == Some(Policy::Reuse)).then(|| {
-            let differences = FUNCTIONS.map(|(_, host, guest)| (host - guest).abs());
-            hundredths(differences.into_iter().fold(0.0, f64::max))
-        });
-        let (figure, off) = (
-            "largest_share_difference_points",
-            profile.largest_difference(&host),
-        );
-        rows.push(Row::new(figure, mode(*design), Some(off), "points").beside(published));
-    }
+    rows.extend(guests.iter().map(|(mode, shares)| {
+        let off = Some(largest_difference(shares, &host));
+        Row::new("largest_share_difference_points", *mode, off, "points")
+    }));
+    let rows = rows.into_iter().map(|row| beside(row, &PUBLISHED));
+    let mut rows: Vec<Row> = rows.collect();
     for (kind, period) in [("", "-c 100000"), (":plain", "-F 4000")] {
         rows.extend(cost(context, kind, period)?);
     }
@@ -120,24 +114,20 @@ fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Reads the shares in the order of [`FUNCTIONS`], in percent of all samples.
-struct Profile([f64; 4]);
-
-impl Profile {
-    fn of(row: &result::Row) -> Result<Self> {
-        // perf's report omits functions without a sample.
-        let share = |(function, _, _)| first(row, &format!("share:{function}")).unwrap_or(0.0);
-        let shares = FUNCTIONS.map(share);
-        if shares.iter().all(|&share| share == 0.0) {
-            return Err(row.failed());
-        }
-        Ok(Self(shares))
+/// Reads the functions' shares in the order of [`WEIGHTS`], in percent of all samples.
+fn shares(row: &result::Row) -> Result<[f64; 4]> {
+    // perf's report omits functions without a sample.
+    let share = |(function, _)| first(row, &format!("share:{function}")).unwrap_or(0.0);
+    let shares = WEIGHTS.map(share);
+    match shares.iter().all(|&share| share == 0.0) {
+        true => Err(row.failed()),
+        false => Ok(shares),
     }
+}
 
-    fn largest_difference(&self, other: &Self) -> f64 {
-        let differences = self.0.iter().zip(&other.0).map(|(a, b)| (a - b).abs());
-        hundredths(differences.fold(0.0, f64::max))
-    }
+fn largest_difference(shares: &[f64], others: &[f64]) -> f64 {
+    let differences = shares.iter().zip(others).map(|(a, b)| (a - b).abs());
+    hundredths(differences.fold(0.0, f64::max))
 }
 
 #[cfg(test)]
@@ -146,16 +136,16 @@ mod tests {
 
     #[test]
     fn differences() {
-        let (a, b) = (
-            Profile([5.0, 50.0, 30.0, 15.0]),
-            Profile([5.4, 49.1, 30.1, 15.4]),
-        );
-        assert_eq!(a.largest_difference(&b), 0.9);
+        let (a, b) = ([5.0, 50.0, 30.0, 15.0], [5.4, 49.1, 30.1, 15.4]);
+        assert_eq!(largest_difference(&a, &b), 0.9);
     }
 
     #[test]
     fn published_difference() {
-        let largest = FUNCTIONS.map(|(_, host, guest)| (host - guest).abs());
-        assert_eq!(hundredths(largest.into_iter().fold(0.0, f64::max)), 2.01);
+        let values = PUBLISHED.map(|(.., value)| value);
+        assert_eq!(largest_difference(&values[..4], &values[4..8]), values[8]);
+        for ((figure, ..), (function, _)) in PUBLISHED.iter().zip(WEIGHTS.iter().cycle()).take(8) {
+            assert!(figure.ends_with(function), "{figure}");
+        }
     }
 }

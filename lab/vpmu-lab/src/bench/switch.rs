@@ -78,7 +78,7 @@ fn measure(
     mode: &str,
 ) -> Result<Monitor> {
     let words = format!("test=switch.{mode}");
-    let part = format!("{}-{mode}-{}", context.name, &suffix[1..]);
+    let part = format!("{}-{mode}-{}", context.bench.name, &suffix[1..]);
     let mut request = Request {
         kernel: Some(program.to_owned()),
         append: Some(words.clone()),
