@@ -40,8 +40,6 @@ pub struct Row {
     pub output: Vec<u8>,
     /// Wall-clock time of the whole.
     pub wall: Duration,
-    /// Wall-clock time until the command began.
-    pub boot_wall: Duration,
 }
 
 impl Row {

@@ -344,7 +344,6 @@ mod tests {
             },
             output: Vec::new(),
             wall: Duration::from_millis(10_340),
-            boot_wall: Duration::from_secs(3),
         }
     }
 

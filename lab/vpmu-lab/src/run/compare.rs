@@ -89,7 +89,6 @@ fn run_one(lab: &Lab<'_>, guest: &Guest, phase: u32, task: &Task) -> Result<Row>
         run,
         output: output.take(),
         wall: outcome.wall,
-        boot_wall: outcome.boot_wall.unwrap_or_default(),
     })
 }
 

@@ -96,19 +96,13 @@ pub fn run(
     };
     let program = launch.program.display().to_string();
     let start = Instant::now();
-    let mut boot_wall = None;
     let ran = supervise::run(
         launch.into_command()?,
         &program,
         streams,
         limits,
         lab.session.cancel,
-        &mut |now| {
-            if now == Stage::Command {
-                boot_wall = Some(start.elapsed());
-            }
-            stage(now);
-        },
+        stage,
     );
     let explain = |error| match error {
         Error::Guest { failure, console } if !is_mended(lab.qemu.as_ref()) => {
@@ -142,7 +136,6 @@ pub fn run(
             _ => None,
         }),
         wall: start.elapsed(),
-        boot_wall,
     })
 }
 

@@ -125,6 +125,4 @@ pub struct Outcome {
     pub second: Option<SecondOutcome>,
     /// Wall-clock time of the whole.
     pub wall: Duration,
-    /// Wall-clock time until the command began.
-    pub boot_wall: Option<Duration>,
 }
