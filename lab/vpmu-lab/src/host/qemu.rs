@@ -22,7 +22,7 @@ pub(crate) const VARIABLE: &str = "VPMU_QEMU";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The beginning of the package's name that `script/qemu` gives to its QEMU.
-const MENDED: &str = "vpmu patches ";
+const MENDED: &str = " (vpmu patches ";
 
 /// Options of `-cpu` for AMD's PMU, which `packaging/qemu` adds.
 pub(crate) const X86_PMU: &str = "perfctr-core=on,perfmon-v2=on";
@@ -111,48 +111,33 @@ impl Qemu {
     }
 }
 
-/// A version of QEMU.
+/// A version of QEMU: the number and, where QEMU says so, the package in parentheses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Version {
-    number: String,
-    /// Who packaged it, with the package's version; empty where QEMU does not say.
-    package: String,
-}
+pub struct Version(String);
 
 impl Version {
     /// Reads the first line of `qemu-system-x86_64 --version`.
     fn parse(text: &str) -> Option<Self> {
-        let line = text
-            .lines()
-            .next()?
-            .strip_prefix("QEMU emulator version ")?;
-        let (number, package) = line.split_once(' ').unwrap_or((line, ""));
-        let package = package.trim_start_matches('(').trim_end_matches(')');
-        Some(Self {
-            number: number.to_owned(),
-            package: package.to_owned(),
-        })
+        let line = text.lines().next()?;
+        let version = line.strip_prefix("QEMU emulator version ")?;
+        Some(Self(version.to_owned()))
     }
 
     /// Returns the first number of the version, 0 where there is none.
     pub fn major(&self) -> u32 {
-        let first = self.number.split('.').next();
+        let first = self.0.split('.').next();
         first.and_then(|word| word.parse().ok()).unwrap_or(0)
     }
 
     /// Tells whether this QEMU has the patches of `packaging/qemu`, so that no fault of QEMU's excuses a guest that breaks.
     pub fn is_mended(&self) -> bool {
-        self.package.starts_with(MENDED)
+        self.0.contains(MENDED)
     }
 }
 
-/// The number, and the package in parentheses.
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.package.as_str() {
-            "" => f.write_str(&self.number),
-            package => write!(f, "{} ({package})", self.number),
-        }
+        f.write_str(&self.0)
     }
 }
 
