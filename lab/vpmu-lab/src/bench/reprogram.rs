@@ -4,11 +4,11 @@
 //! The program `vpmu-reprogram` measures this machine's own perf events, those of the lab's machine where it has a
 //! PMU, and those of a guest. The latter two are hardware events, which this machine may not have.
 
-use std::process::Command;
-
 use super::{Bench, Context, Row, beside, emulated};
+use crate::host::tool::bound_to_us;
 use crate::image::artifacts;
 use crate::report::figures::Report;
+use crate::run::selftest::PERF;
 use crate::spec::Request;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::{Error, Result};
@@ -44,26 +44,12 @@ vpmu-reprogram --overflows 200 --backing hardware --json -";
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let program = artifacts::find_beside(artifacts::REPROGRAM)?;
-    context.session.cancel.check()?;
-    let task = context
-        .session
-        .progress
-        .task("measuring this machine's perf events");
-    let output = Command::new(&program)
-        .args(["--json", "-"])
-        .output()
-        .map_err(Error::file("run", &program))?;
+    let task = "measuring this machine's perf events";
+    let task = context.session.progress.task(task);
+    let mut command = bound_to_us(&program)?;
+    command.args(["--json", "-"]);
+    let output = PERF.run(command, context.session.cancel, &|| ())?;
     task.done();
-    // Ctrl-C ends the program, too.
-    context.session.cancel.check()?;
-    if !output.status.success() {
-        return Err(Error::Program {
-            program: artifacts::REPROGRAM.to_owned(),
-            status: output.status.to_string(),
-            output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            hint: "vpmu doctor says whether perf events can be had",
-        });
-    }
     let said = |said: Option<(Option<Backing>, Vec<Row>)>| {
         let (backing, rows) = said.ok_or_else(|| {
             Error::format(
@@ -77,7 +63,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         }
         Ok::<_, Error>(rows)
     };
-    let mut rows = said(parse(&output.stdout, THIS))?;
+    let mut rows = said(parse(output.as_bytes(), THIS))?;
     let native = context.qemu.has_x86_pmu().then_some(Pmu::Native.into());
     let guest = emulated(&[Policy::default()]);
     let designs: Vec<Design> = native.into_iter().chain(guest).collect();

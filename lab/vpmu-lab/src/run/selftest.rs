@@ -167,10 +167,10 @@ fn excuse(checks: &mut [Check], again: &[Check]) {
     }
 }
 
-const PERF: Tool = Tool {
+pub(crate) const PERF: Tool = Tool {
     program: artifacts::REPROGRAM,
     fix: "",
-    hint: "see `vpmu doctor`",
+    hint: "vpmu doctor says whether perf events can be had",
 };
 const VMM: Tool = Tool {
     program: artifacts::VMM,
