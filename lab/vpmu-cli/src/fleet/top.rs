@@ -120,49 +120,42 @@ fn json(spans: &[Span], seconds: f64) -> Value {
     json!({"schema": 1, "seconds": seconds, "vcpus": spans.iter().map(vcpu).collect::<Vec<_>>()})
 }
 
-const HEADS: [&str; 12] = [
-    "PID",
-    "GUEST",
-    "VCPU",
-    "PMI/s",
-    "EXITS/s",
-    "SAMPLES/s",
-    "GUEST",
-    "HOST",
-    "PMU",
-    "BACKING",
-    "LOST",
-    "WHY",
+/// A column: its head, its width, and what it has of a vCPU.
+type Column = (&'static str, u16, fn(&Span) -> String);
+
+const COLUMNS: [Column; 12] = [
+    ("PID", 8, |span| span.row.pid.to_string()),
+    ("GUEST", 16, |span| span.row.guest.clone()),
+    ("VCPU", 4, |span| span.row.vcpu.number.to_string()),
+    ("PMI/s", 8, |span| format!("{:.0}", span.pmis)),
+    ("EXITS/s", 9, |span| format!("{:.0}", span.exits)),
+    ("SAMPLES/s", 9, |span| format!("{:.0}", span.samples)),
+    ("GUEST", 6, |span| share(span.guest)),
+    ("HOST", 6, |span| share(span.host)),
+    ("PMU", 11, |span| span.row.vcpu.pmu.to_owned()),
+    ("BACKING", 8, |span| span.row.backing().to_owned()),
+    ("LOST", 7, |span| span.lost.to_string()),
+    ("WHY", 20, |span| span.row.why()),
 ];
-const WIDTHS: [u16; 12] = [8, 16, 4, 8, 9, 9, 6, 6, 11, 8, 7, 20];
+
+fn share(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |it| format!("{:.1}%", it * 100.0))
+}
+
+fn heads() -> [String; 12] {
+    COLUMNS.map(|(head, ..)| head.to_owned())
+}
 
 fn cells(span: &Span) -> [String; 12] {
-    let share = |share: Option<f64>| {
-        share.map_or_else(|| "-".to_owned(), |it| format!("{:.1}%", it * 100.0))
-    };
-    let row = &span.row;
-    [
-        row.pid.to_string(),
-        row.guest.clone(),
-        row.vcpu.number.to_string(),
-        format!("{:.0}", span.pmis),
-        format!("{:.0}", span.exits),
-        format!("{:.0}", span.samples),
-        share(span.guest),
-        share(span.host),
-        row.vcpu.pmu.to_owned(),
-        row.backing().to_owned(),
-        span.lost.to_string(),
-        row.why(),
-    ]
+    COLUMNS.map(|(.., cell)| cell(span))
 }
 
 fn table(spans: &[Span]) -> String {
     let mut text = String::new();
-    let heads = HEADS.map(str::to_owned);
-    for line in [heads].into_iter().chain(spans.iter().map(cells)) {
-        let words = line.iter().zip(WIDTHS);
-        let mut words = words.map(|(word, width)| format!("{word:<0$}", usize::from(width)));
+    for line in [heads()].into_iter().chain(spans.iter().map(cells)) {
+        let words = line.iter().zip(COLUMNS);
+        let mut words =
+            words.map(|(word, (_, width, _))| format!("{word:<0$}", usize::from(width)));
         let _ = writeln!(text, "{}", words.join(" ").trim_end());
     }
     text
@@ -278,12 +271,12 @@ impl View {
                     .spans
                     .iter()
                     .map(|span| TableRow::new(cells(span).map(Cell::from)));
-                let widths = WIDTHS.iter().enumerate().map(|(n, width)| match n {
-                    11 => Constraint::Min(*width),
-                    _ => Constraint::Length(*width),
+                let widths = COLUMNS.map(|(head, width, _)| match head {
+                    "WHY" => Constraint::Min(width),
+                    _ => Constraint::Length(width),
                 });
                 let table = Table::new(rows, widths)
-                    .header(TableRow::new(HEADS).style(bold))
+                    .header(TableRow::new(heads()).style(bold))
                     .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
                 frame.render_stateful_widget(table, body, &mut self.table);
             }
