@@ -14,19 +14,32 @@ use crate::report::result::Run;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Pmu};
 
-pub(super) const COLUMNS: [&str; 12] = [
-    "design",
-    "counters",
-    "real s",
-    "x",
-    "user+sys s",
-    "x",
-    "samples",
-    "PMIs",
-    "exits",
-    "exits/PMI",
-    "host share",
-    "wall s",
+/// A column of a table of runs: its head, and the figure of a run, in some columns relative to the first run.
+type Column = (&'static str, fn(&Run, &Run) -> String);
+
+pub(super) const COLUMNS: [Column; 11] = [
+    ("design", |run, _| run.design().to_string()),
+    ("counters", |run, _| {
+        optional(run.guest_counters, |n| match run.arch {
+            Arch::Aarch64 => format!("{n}+1"),
+            Arch::X86_64 => n.to_string(),
+        })
+    }),
+    ("real s", |run, _| format!("{:.3}", run.real_s)),
+    ("x", |run, first| times(run.real_s, first.real_s)),
+    ("user+sys s", |run, _| format!("{:.3}", run.busy_s())),
+    ("x", |run, first| times(run.busy_s(), first.busy_s())),
+    ("samples", |run, _| count(run.samples)),
+    ("PMIs", |run, _| count(run.pmis)),
+    ("exits", |run, _| {
+        count(run.exits.as_ref().map(|exits| exits.values().sum()))
+    }),
+    ("exits/PMI", |run, _| {
+        optional(run.exits_per_pmi, |x| format!("{x:.2}"))
+    }),
+    ("host share", |run, _| {
+        optional(run.host_share, |share| format!("{:.2} %", share * 100.0))
+    }),
 ];
 
 /// The number of kinds of exit that a row shows.
@@ -48,42 +61,16 @@ pub fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table
         .load_style(presets::ASCII_MARKDOWN)
-        .set_header(COLUMNS);
-    let first = rows.first().map(|row| &row.run);
+        .set_header(COLUMNS.iter().map(|(head, _)| *head).chain(["wall s"]));
     for row in rows {
+        let cells = COLUMNS.map(|(_, figure)| figure(&row.run, &rows[0].run));
         let wall = format!("{:.1}", row.wall.as_secs_f64());
-        table.add_row(cells(&row.run, first).into_iter().chain([wall]));
+        table.add_row(cells.into_iter().chain([wall]));
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
-}
-
-/// Returns the figures of `run` for the [`COLUMNS`] but the last, relative to `first`.
-pub(super) fn cells(run: &Run, first: Option<&Run>) -> [String; COLUMNS.len() - 1] {
-    let relative = |figure: fn(&Run) -> f64| {
-        let base = first.map(figure).filter(|&base| base > 0.0);
-        optional(base.map(|base| figure(run) / base), |x| format!("{x:.3}"))
-    };
-    [
-        run.design().to_string(),
-        optional(run.guest_counters, |n| match run.arch {
-            Arch::Aarch64 => format!("{n}+1"),
-            Arch::X86_64 => n.to_string(),
-        }),
-        format!("{:.3}", run.real_s),
-        relative(|run| run.real_s),
-        format!("{:.3}", run.busy_s()),
-        relative(Run::busy_s),
-        optional(run.samples, |n| n.to_string()),
-        optional(run.pmis, |n| n.to_string()),
-        optional(run.exits.as_ref(), |exits| {
-            exits.values().sum::<u64>().to_string()
-        }),
-        optional(run.exits_per_pmi, |x| format!("{x:.2}")),
-        optional(run.host_share, |share| format!("{:.2} %", share * 100.0)),
-    ]
 }
 
 /// Says what counted for each x86 guest; `None` where there is none.
@@ -287,6 +274,15 @@ fn lost(design: Design, count: &str) -> String {
         "{design}: perf lost {count} samples, because its buffer was full; give perf a larger one \
          (-m) or lower its -F"
     )
+}
+
+fn count(count: Option<u64>) -> String {
+    optional(count, |n| n.to_string())
+}
+
+/// Writes how often `base` goes into `value`.
+fn times(value: f64, base: f64) -> String {
+    optional((base > 0.0).then(|| value / base), |x| format!("{x:.3}"))
 }
 
 fn optional<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {

@@ -175,13 +175,10 @@ fn drawings(runs: &[Run], names: &[String]) -> Vec<String> {
 
 /// Returns the table that `compare` prints.
 fn table_of(runs: &[Run]) -> Figures {
-    let columns = &table::COLUMNS[..table::COLUMNS.len() - 1];
+    let row = |run: &Run| table::COLUMNS.map(|(_, figure)| figure(run, &runs[0]));
     Figures {
-        columns: columns.iter().map(ToString::to_string).collect(),
-        rows: runs
-            .iter()
-            .map(|run| table::cells(run, Some(&runs[0])).to_vec())
-            .collect(),
+        columns: table::COLUMNS.map(|(head, _)| head.to_owned()).to_vec(),
+        rows: runs.iter().map(|run| row(run).to_vec()).collect(),
     }
 }
 
