@@ -315,7 +315,7 @@ impl Guest {
     }
 
     fn request(&self) -> Request {
-        self.offer.ask(Request {
+        Request {
             machine: Machine {
                 arch: self.arch,
                 vcpus: self.vcpus,
@@ -328,6 +328,12 @@ impl Guest {
             vmm: self.vmm.vmm.clone(),
             vmm_files: self.vmm.vmm_file.clone(),
             vmm_args: self.vmm.vmm_arg.clone(),
+            model: self.offer.model,
+            perfmon: self.offer.perfmon,
+            pebs: self.offer.pebs,
+            lbr: self.offer.lbr,
+            backing: self.offer.backing,
+            freeze: self.offer.freeze,
             host_counters: self.monitor.host_counters,
             host_profile: self.monitor.host_profile(),
             second: self.monitor.second(),
@@ -345,7 +351,7 @@ impl Guest {
             keep: self.keep.clone(),
             profile: self.html.is_some(),
             ..Request::new(self.arch)
-        })
+        }
     }
 
     /// Writes the figures to the files that were asked for, also where one of them cannot be written.
