@@ -1,7 +1,6 @@
 //! `vpmu bench`.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use vpmu_lab::bench::BENCHES;
@@ -41,7 +40,7 @@ pub(crate) struct Bench {
     qemu: Option<PathBuf>,
 }
 
-pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
+pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<()> {
     let Some(name) = &options.name else {
         let files = [
             &options.json,
@@ -57,8 +56,7 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
         let list = BENCHES
             .iter()
             .map(|bench| format!("{:12} {}\n", bench.name, bench.page().about));
-        print(&list.collect::<String>())?;
-        return Ok(ExitCode::SUCCESS);
+        return print(&list.collect::<String>());
     };
     let Some(bench) = BENCHES.iter().find(|bench| bench.name == *name) else {
         return usage(format!(
@@ -84,6 +82,5 @@ pub(crate) fn bench(options: &Bench, cancel: &Cancel) -> Result<ExitCode> {
         let page = page_of(&bench.page(), &report, None);
         write_whole(path, page.as_bytes())?;
     }
-    json?;
-    Ok(ExitCode::SUCCESS)
+    json
 }

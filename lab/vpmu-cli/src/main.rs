@@ -78,6 +78,7 @@ fn main() -> ExitCode {
             return FAILED.into();
         }
     }
+    let success = |()| ExitCode::SUCCESS;
     let result = match &cli.verb {
         Verb::Doctor { arch, qemu } => doctor::doctor(*arch, qemu.as_deref()),
         Verb::Selftest { json } => selftest::selftest(json.as_deref(), &cancel),
@@ -89,13 +90,13 @@ fn main() -> ExitCode {
         } => rewrite_kernel::rewrite_kernel(input, output, *bzimage, &cancel),
         Verb::Exec(options) => exec::exec(options),
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-        Verb::Top(options) => fleet::top::top(options, &cancel),
+        Verb::Top(options) => fleet::top::top(options, &cancel).map(success),
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-        Verb::Metrics(options) => fleet::metrics::metrics(options, &cancel),
-        Verb::Manual { folder } => manual::manual(folder),
+        Verb::Metrics(options) => fleet::metrics::metrics(options, &cancel).map(success),
+        Verb::Manual { folder } => manual::manual(folder).map(success),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
-        Verb::Report { folder, output } => report::report(folder, output.as_deref()),
-        Verb::Bench(options) => bench::bench(options, &cancel),
+        Verb::Report { folder, output } => report::report(folder, output.as_deref()).map(success),
+        Verb::Bench(options) => bench::bench(options, &cancel).map(success),
     };
     result.unwrap_or_else(|error| {
         if is_closed_output(&error) {

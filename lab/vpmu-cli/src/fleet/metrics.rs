@@ -2,8 +2,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,23 +61,15 @@ fn address(text: &str) -> std::result::Result<SocketAddr, String> {
     whole.map_err(|_| "an address and a port, such as 127.0.0.1:9779 or [::1]:9779".to_owned())
 }
 
-pub(crate) fn metrics(options: &Metrics, cancel: &Cancel) -> Result<ExitCode> {
+pub(crate) fn metrics(options: &Metrics, cancel: &Cancel) -> Result<()> {
     match (&options.listen, &options.textfile) {
         (Some(address), _) => serve(*address, cancel),
-        (None, Some(file)) => write(file),
-        (None, None) => {
-            print(&text(&rows()?))?;
-            Ok(ExitCode::SUCCESS)
-        }
+        (None, Some(file)) => write_whole(file, classic(&text(&rows()?)).as_bytes()),
+        (None, None) => print(&text(&rows()?)),
     }
 }
 
-fn write(file: &Path) -> Result<ExitCode> {
-    write_whole(file, classic(&text(&rows()?)).as_bytes())?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn serve(address: SocketAddr, cancel: &Cancel) -> Result<ExitCode> {
+fn serve(address: SocketAddr, cancel: &Cancel) -> Result<()> {
     let failed = |source| Error::file("listen on", address.to_string())(source);
     let listener = TcpListener::bind(address).map_err(failed)?;
     // The port may be one that the kernel has chosen.

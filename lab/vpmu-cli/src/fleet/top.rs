@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
-use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,7 +52,7 @@ pub(crate) struct Top {
     interval: Duration,
 }
 
-pub(crate) fn top(options: &Top, cancel: &Cancel) -> Result<ExitCode> {
+pub(crate) fn top(options: &Top, cancel: &Cancel) -> Result<()> {
     if options.once {
         return once(options, cancel);
     }
@@ -68,15 +67,14 @@ pub(crate) fn top(options: &Top, cancel: &Cancel) -> Result<ExitCode> {
     let ended = live(&mut view, &mut terminal, options.interval, cancel);
     ratatui::restore();
     ended?;
-    cancel.check()?;
-    Ok(ExitCode::SUCCESS)
+    cancel.check()
 }
 
 fn failed(source: io::Error) -> Error {
     Error::file("use", "the terminal")(source)
 }
 
-fn once(options: &Top, cancel: &Cancel) -> Result<ExitCode> {
+fn once(options: &Top, cancel: &Cancel) -> Result<()> {
     let (before, begun) = (rows()?, Instant::now());
     while begun.elapsed() < options.interval && !before.is_empty() {
         cancel.check()?;
@@ -94,8 +92,7 @@ fn once(options: &Top, cancel: &Cancel) -> Result<ExitCode> {
         (false, true) => format!("{NONE}\n"),
         (false, false) => table(&spans),
     };
-    print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    print(&text)
 }
 
 fn json(spans: &[Span], seconds: f64) -> Value {
