@@ -24,16 +24,17 @@ const fn sign_bit(size: u8) -> u32 {
     8 * size as u32 - 1
 }
 
+/// Returns `bit` where it is set, else 0.
+#[inline]
+const fn flag(bit: u64, is_set: bool) -> u64 {
+    if is_set { bit } else { 0 }
+}
+
 /// The flags after an instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flags {
-    /// Where no instruction has changed them, their bits.
-    bits: Option<u64>,
-    result: u64,
-    size: u8,
-    carry: bool,
-    overflow: bool,
-    adjust: bool,
+    /// Their bits of RFLAGS.
+    pub(crate) bits: u64,
     /// Flags that the manual leaves undefined after the instruction. Nobody may see them.
     pub(crate) undefined: u64,
 }
@@ -50,56 +51,26 @@ impl Flags {
     #[inline]
     pub(crate) const fn of(rflags: u64) -> Self {
         Self {
-            bits: Some(rflags & STATUS),
-            result: 0,
-            size: 8,
-            carry: false,
-            overflow: false,
-            adjust: false,
+            bits: rflags & STATUS,
             undefined: 0,
         }
     }
 
+    /// Returns the flags that a result has whatever it was computed by, with `others`: the carry, overflow and adjust flags.
     #[inline]
-    const fn after(result: u64, size: u8) -> Self {
-        Self {
-            bits: None,
-            result,
-            size,
-            ..Self::of(0)
-        }
-    }
-
-    /// Returns the bits of RFLAGS.
-    #[inline]
-    pub(crate) fn bits(&self) -> u64 {
-        let flag = |bit, is_set| if is_set { bit } else { 0 };
-        // Nearly every result is overwritten before its flags are asked for, so that only carry, overflow and adjust are computed
-        // with it.
-        self.bits.unwrap_or_else(|| {
-            flag(CARRY, self.carry)
-                | flag(PARITY, (self.result as u8).count_ones() & 1 == 0)
-                | flag(ADJUST, self.adjust)
-                | flag(ZERO, self.result == 0)
-                | flag(SIGN, self.result >> sign_bit(self.size) & 1 != 0)
-                | flag(OVERFLOW, self.overflow)
-        })
+    const fn after(result: u64, size: u8, others: u64) -> Self {
+        Self::of(
+            others
+                | flag(PARITY, (result as u8).count_ones() & 1 == 0)
+                | flag(ZERO, result == 0)
+                | flag(SIGN, result >> sign_bit(size) & 1 != 0),
+        )
     }
 
     /// Returns a flag; `None`: it is undefined.
     #[inline]
     fn flag(&self, bit: u64) -> Option<bool> {
-        if self.undefined & bit != 0 {
-            return None;
-        }
-        Some(match (self.bits, bit) {
-            (Some(bits), _) => bits & bit != 0,
-            (None, CARRY) => self.carry,
-            (None, ZERO) => self.result == 0,
-            (None, SIGN) => self.result >> sign_bit(self.size) & 1 != 0,
-            (None, OVERFLOW) => self.overflow,
-            (None, _) => self.bits() & bit != 0,
-        })
+        (self.undefined & bit == 0).then_some(self.bits & bit != 0)
     }
 
     #[inline]
@@ -134,29 +105,15 @@ impl Flags {
         })
     }
 
-    /// Keeps the carry flag of `before`, as INC and DEC do.
-    pub(crate) fn keeping_carry((result, flags): Computed, before: &Self) -> Computed {
-        // INC and DEC leave CF, and with it whether CF is defined.
-        let undefined = before.undefined & CARRY;
-        let carry = before.carry().unwrap_or(false);
-        let flags = Self {
-            carry,
-            undefined,
-            ..flags
-        };
-        (result, flags)
+    /// Returns the flags of INC or DEC, which leave CF, and with it whether CF is defined: `carry`, which may be
+    /// [`UNDEFINED_CARRY`].
+    #[inline]
+    const fn keeping_carry(self, carry: u64) -> Self {
+        Self {
+            bits: self.bits & !CARRY | carry & CARRY,
+            undefined: flag(CARRY, carry == UNDEFINED_CARRY),
+        }
     }
-}
-
-/// AND, OR, XOR, TEST. `result` has no bits beyond `size`.
-#[inline]
-pub(crate) const fn logic(result: u64, size: u8) -> Computed {
-    let flags = Flags {
-        // CF and OF are cleared, AF is undefined (SDM vol. 2A, "AND").
-        undefined: ADJUST,
-        ..Flags::after(result, size)
-    };
-    (result, flags)
 }
 
 /// ADD and ADC. The operands have no bits beyond `size`.
@@ -166,15 +123,12 @@ pub(crate) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
     // Two steps, of which at most one carries out of 64 bits.
     let (sum, out_again) = sum.overflowing_add(carry.into());
     let result = sum & mask(size);
-    let flags = Flags {
-        // Below 64 bits the carry is a bit of the sum beyond the operands.
-        carry: out | out_again | (sum != result),
+    // Below 64 bits the carry is a bit of the sum beyond the operands.
+    let others = flag(CARRY, out | out_again | (sum != result))
         // The operands have one sign, and the result has the other.
-        overflow: ((a ^ result) & (b ^ result)) >> sign_bit(size) & 1 != 0,
-        adjust: (a ^ b ^ result) & 0x10 != 0,
-        ..Flags::after(result, size)
-    };
-    (result, flags)
+        | flag(OVERFLOW, ((a ^ result) & (b ^ result)) >> sign_bit(size) & 1 != 0)
+        | (a ^ b ^ result) & ADJUST;
+    (result, Flags::after(result, size, others))
 }
 
 /// SUB, SBB, CMP, NEG. The operands have no bits beyond `size`.
@@ -183,15 +137,12 @@ pub(crate) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
     let (difference, out) = a.overflowing_sub(b);
     let (difference, out_again) = difference.overflowing_sub(borrow.into());
     let result = difference & mask(size);
-    let flags = Flags {
-        // A borrow goes through all 64 bits whatever the size is, so that the subtraction of 64 bits shows it.
-        carry: out | out_again,
+    // A borrow goes through all 64 bits whatever the size is, so that the subtraction of 64 bits shows it.
+    let others = flag(CARRY, out | out_again)
         // The operands have two signs, and the result has that of the second.
-        overflow: ((a ^ b) & (a ^ result)) >> sign_bit(size) & 1 != 0,
-        adjust: (a ^ b ^ result) & 0x10 != 0,
-        ..Flags::after(result, size)
-    };
-    (result, flags)
+        | flag(OVERFLOW, ((a ^ b) & (a ^ result)) >> sign_bit(size) & 1 != 0)
+        | (a ^ b ^ result) & ADJUST;
+    (result, Flags::after(result, size, others))
 }
 
 /// What the flags come from, where nobody has asked for them yet.
@@ -293,20 +244,19 @@ impl<W: Word> Lazy<W> {
             return UNKNOWN;
         };
         let size = self.size;
-        let kept = || Flags {
-            undefined: if b == UNDEFINED_CARRY { CARRY } else { 0 },
-            ..Flags::of(if b == 1 { CARRY } else { 0 })
-        };
-        let (_, flags) = match self.source {
-            Source::Known => return self.known,
-            Source::Add => add(a, b, false, size),
-            Source::Subtract => subtract(a, b, false, size),
-            Source::Logic => logic(a, size),
-            Source::Shift(way) => shift(a, b, size, way, &self.known),
-            Source::Increment => Flags::keeping_carry(add(a, 1, false, size), &kept()),
-            Source::Decrement => Flags::keeping_carry(subtract(a, 1, false, size), &kept()),
-        };
-        flags
+        match self.source {
+            Source::Known => self.known,
+            Source::Add => add(a, b, false, size).1,
+            Source::Subtract => subtract(a, b, false, size).1,
+            Source::Logic => Flags {
+                // CF and OF are cleared, AF is undefined (SDM vol. 2A, "AND").
+                undefined: ADJUST,
+                ..Flags::after(a, size, 0)
+            },
+            Source::Shift(way) => shift(a, b, size, way, &self.known).1,
+            Source::Increment => add(a, 1, false, size).1.keeping_carry(b),
+            Source::Decrement => subtract(a, 1, false, size).1.keeping_carry(b),
+        }
     }
 
     /// Returns whether `condition` holds; `None`: a flag is undefined, or not known.
@@ -371,23 +321,19 @@ pub(crate) fn shift(a: u64, count: u64, size: u8, way: Shift, before: &Flags) ->
     let result = result & mask(size);
     let carry = out & 1 != 0;
     let is_signed_bit = |bits: u64| bits >> (width - 1) & 1 != 0;
+    let overflow = match way {
+        // Of a shift by 1; by more, OF is undefined, and what stands here is not read.
+        Shift::Left => is_signed_bit(result) != carry,
+        Shift::Right => is_signed_bit(a),
+        Shift::Signed => false,
+    };
+    let others = flag(CARRY, carry) | flag(OVERFLOW, overflow);
     let flags = Flags {
-        carry,
-        overflow: match way {
-            // Of a shift by 1; by more, OF is undefined, and what stands here is not read.
-            Shift::Left => is_signed_bit(result) != carry,
-            Shift::Right => is_signed_bit(a),
-            Shift::Signed => false,
-        },
         undefined: ADJUST
-            | if n == 1 { 0 } else { OVERFLOW }
+            | flag(OVERFLOW, n != 1)
             // SAR's carry is a copy of the sign then, which is defined.
-            | if n >= width && way != Shift::Signed {
-                CARRY
-            } else {
-                0
-            },
-        ..Flags::after(result, size)
+            | flag(CARRY, n >= width && way != Shift::Signed),
+        ..Flags::after(result, size, others)
     };
     (result, flags)
 }
@@ -414,12 +360,11 @@ pub(crate) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -
         Shift::Left => (bit(0), top != bit(0)),
         _ => (top, top != bit(width - 2)),
     };
-    let changed = if carry { CARRY } else { 0 } | if overflow { OVERFLOW } else { 0 };
-    let kept = before.bits() & !(CARRY | OVERFLOW);
+    const CHANGED: u64 = CARRY | OVERFLOW;
     let flags = Flags {
+        bits: before.bits & !CHANGED | flag(CARRY, carry) | flag(OVERFLOW, overflow),
         // The others are kept, undefined ones as well.
-        undefined: before.undefined & !(CARRY | OVERFLOW) | if n == 1 { 0 } else { OVERFLOW },
-        ..Flags::of(kept | changed)
+        undefined: before.undefined & !CHANGED | flag(OVERFLOW, n != 1),
     };
     (result, flags)
 }
@@ -428,8 +373,8 @@ pub(crate) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -
 pub(crate) fn bit_test(a: u64, n: u64, size: u8, before: &Flags) -> Flags {
     let bit = a >> (n % (8 * u64::from(size))) & 1;
     Flags {
+        bits: before.bits & ZERO | flag(CARRY, bit != 0),
         undefined: before.undefined & ZERO | PARITY | ADJUST | SIGN | OVERFLOW,
-        ..Flags::of(before.bits() & ZERO | if bit != 0 { CARRY } else { 0 })
     }
 }
 
@@ -443,10 +388,8 @@ pub(crate) fn multiply(a: u64, b: u64, size: u8) -> Computed {
     // CF and OF say that the result, extended by its sign, is another number.
     let is_cut = product != signed(result);
     let flags = Flags {
-        carry: is_cut,
-        overflow: is_cut,
+        bits: flag(CARRY | OVERFLOW, is_cut),
         undefined: PARITY | ADJUST | ZERO | SIGN,
-        ..Flags::after(result, size)
     };
     (result, flags)
 }

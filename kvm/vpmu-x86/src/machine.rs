@@ -88,7 +88,7 @@ impl Registers<u64> {
             general: self.general(),
             rip: self.ip,
             // Nothing that is executed here changes DF, IF, AC or the others.
-            rflags: before & !STATUS | self.flags.get().bits(),
+            rflags: before & !STATUS | self.flags.get().bits,
         }
     }
 
