@@ -174,8 +174,6 @@ pub(crate) struct Journaled<'a, 'm, M: ?Sized> {
     found: [Found; PLACES],
     /// The page whose code was noted last.
     noted: u64,
-    /// The bits of an address above those that are translated.
-    unused: u32,
 }
 
 impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
@@ -198,7 +196,6 @@ impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
             ask_pkru,
             found: [NONE; PLACES],
             noted: NONE.linear,
-            unused: rule.paging.unused_bits(),
         }
     }
 
@@ -349,7 +346,6 @@ impl<M: Memory + ?Sized> Bus<u64> for Journaled<'_, '_, M> {
 
     #[inline]
     fn is_canonical(&self, address: u64) -> bool {
-        // Each branch asks this.
-        (address.cast_signed() << self.unused >> self.unused).cast_unsigned() == address
+        self.space.is_canonical(address)
     }
 }

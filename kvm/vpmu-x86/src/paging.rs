@@ -134,15 +134,6 @@ impl Paging {
         self.root
     }
 
-    /// Returns how many bits of a linear address are copies of the one below them (SDM vol. 1, 3.3.7.1).
-    #[cfg(feature = "interpreter")]
-    pub(crate) const fn unused_bits(&self) -> u32 {
-        match self.levels {
-            Some(levels @ 1..) => 64 - 12 - 9 * levels,
-            Some(0) | None => 32,
-        }
-    }
-
     /// Returns whether `address` is canonical (SDM vol. 1, 3.3.7.1).
     #[inline]
     pub fn is_canonical(&self, address: u64) -> bool {
