@@ -164,7 +164,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
             Action::QuickMove => {
                 let (_, from, number) = op.quick;
                 // A number has no bits beyond its size, and another source is cut to its own.
-                let value = self.number(from, number).cut(op.from_mask);
+                let value = self.number(from, number).cut(mask(op.from_size));
                 self.set_quick(op, value);
             }
             Action::QuickLoad => {
@@ -177,8 +177,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                 self.memory.store(self.linear(op), op.size, value)?;
             }
             Action::QuickAddress => {
-                let value = self.registers.address(&op.address).cut(op.mask);
-                self.set_quick(op, value);
+                self.set_quick(op, self.registers.address(&op.address));
             }
             Action::QuickAdd => self.quick_alu(op, Alu::Add),
             Action::QuickSubtract => self.quick_alu(op, Alu::Subtract),
@@ -194,7 +193,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
             }
             Action::QuickShiftLeft => {
                 let (a, b) = self.quick(op);
-                self.set_quick(op, a.with(b, |a, b| a << b).cut(op.mask));
+                self.set_quick(op, a.with(b, |a, b| a << b));
                 let source = Source::Shift(Shift::Left);
                 self.registers.flags.set(source, a, b, op.size);
             }

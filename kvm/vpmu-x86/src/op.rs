@@ -136,9 +136,8 @@ pub(crate) struct Op {
     /// For the quick operations and `MultiplyBy`: the numbers of the two registers, and the number that is added to the second.
     /// For an immediate the second register is `ZERO`.
     pub(crate) quick: (u8, u8, u64),
-    /// The bits of `size`, and of `from_size`.
+    /// The bits of `size`.
     pub(crate) mask: u64,
-    pub(crate) from_mask: u64,
     pub(crate) address: Address,
     /// The address of the instruction behind it.
     pub(crate) next: u64,
@@ -156,7 +155,6 @@ impl Op {
         from: Place::Immediate(1),
         quick: (0, 0, 0),
         mask: u64::MAX,
-        from_mask: u64::MAX,
         address: Address {
             base: ZERO,
             index: ZERO,
@@ -337,17 +335,10 @@ impl Op {
             Action::QuickShiftLeft | Action::QuickShiftRight => (to, from, count),
             _ => (to, from, number),
         };
-        // LEA's source has no size.
-        let from_mask = if self.from_size == 0 {
-            0
-        } else {
-            mask(self.from_size)
-        };
         Self {
             action,
             quick,
             mask: mask(self.size),
-            from_mask,
             ..self
         }
     }
