@@ -42,26 +42,27 @@ pub(super) fn run(
         })
     });
     let timers: Vec<_> = timers.collect();
-    let (starts, starter) = starts(vcpus.len());
-    let threads = vcpus.into_iter().zip(starts).map(|(mut vcpu, start)| {
-        let machine = Arc::clone(machine);
+    let count = vcpus.len();
+    let (start, starters) = mpsc::channel();
+    let threads = vcpus.into_iter().map(|mut vcpu| {
+        let (machine, start) = (Arc::clone(machine), start.clone());
         spawn(format!("vcpu{}", vcpu.id), &ending, move |ending| {
-            let _ = ending.send(vcpu.run(&machine, || start.pass()));
+            let _ = ending.send(vcpu.run(&machine, || pass(start)));
             vcpu
         })
     });
     let threads: Vec<_> = threads.collect();
-    drop(ending);
+    drop((start, ending));
 
     let failed = threads.iter().filter_map(|thread| thread.as_ref().err());
     let failed = failed.chain(timers.iter().filter_map(|thread| thread.as_ref().err()));
     let mut failed = failed.map(|error| io::Error::new(error.kind(), error.to_string()));
     let mut end = match failed.next() {
         Some(error) => {
-            drop(starter);
+            drop(starters);
             Err(Error::Os("thread", error))
         }
-        None if starter.open() => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
+        None if open(&starters, count) => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
         // The others have ended without a reason of their own.
         None => ended
             .iter()
@@ -103,53 +104,22 @@ fn spawn<T: Send + 'static>(
         .spawn(move || body(&ending.0))
 }
 
-/// One vCPU's place at the start: its thread waits there before the guest's first instruction.
-struct Start {
-    ready: Sender<()>,
-    open: Receiver<()>,
+/// What lets a vCPU go that waits at the start, before the guest's first instruction.
+type Starter = Sender<()>;
+
+/// Says that this vCPU is ready, and waits for the others. Returns false when the guest must not run.
+fn pass(start: Sender<Starter>) -> bool {
+    let (starter, started) = mpsc::channel();
+    let _ = start.send(starter);
+    drop(start);
+    started.recv().is_ok()
 }
 
-/// The starter, which waits for all vCPUs and lets them go.
-struct Starter {
-    ready: Receiver<()>,
-    open: Vec<Sender<()>>,
-}
-
-/// Makes a place at the start for each of `count` vCPUs. None passes until all are there, and none ever does when one of them has
-/// been dropped.
-fn starts(count: usize) -> (Vec<Start>, Starter) {
-    let (ready, all_ready) = mpsc::channel();
-    let (opens, starts) = (0..count)
-        .map(|_| {
-            let (sender, open) = mpsc::channel();
-            let ready = ready.clone();
-            (sender, Start { ready, open })
-        })
-        .unzip();
-    let keeper = Starter {
-        ready: all_ready,
-        open: opens,
-    };
-    (starts, keeper)
-}
-
-impl Start {
-    /// Says that this vCPU is ready, and waits for the others. Returns false when the guest must
-    /// not run.
-    fn pass(self) -> bool {
-        let _ = self.ready.send(());
-        drop(self.ready);
-        self.open.recv().is_ok()
-    }
-}
-
-impl Starter {
-    /// Waits until each vCPU has come to the start or is gone. Returns whether all have come, and are
-    /// let go.
-    fn open(self) -> bool {
-        let all = self.ready.iter().count() == self.open.len();
-        all && self.open.iter().all(|open| open.send(()).is_ok())
-    }
+/// Waits until each of `count` vCPUs has come to the start or is gone. Returns whether all have come, and are let go: none
+/// is where one is missing.
+fn open(starters: &Receiver<Starter>, count: usize) -> bool {
+    let starters: Vec<_> = starters.iter().collect();
+    starters.len() == count && starters.iter().all(|starter| starter.send(()).is_ok())
 }
 
 /// The thread that takes the process's signals.
@@ -272,13 +242,13 @@ mod tests {
 
     /// Returns how many pass when the first `failing` of `count` never reach their start.
     fn passed(count: usize, failing: usize) -> usize {
-        let (starts, keeper) = starts(count);
-        let threads: Vec<_> = starts
+        let (start, starters) = mpsc::channel();
+        let threads: Vec<_> = vec![start; count]
             .into_iter()
             .enumerate()
-            .map(|(n, start)| thread::spawn(move || n >= failing && start.pass()))
+            .map(|(n, start)| thread::spawn(move || n >= failing && pass(start)))
             .collect();
-        assert_eq!(keeper.open(), failing == 0);
+        assert_eq!(open(&starters, count), failing == 0);
         let passed = threads.into_iter().map(|thread| thread.join().unwrap());
         passed.filter(|passed| *passed).count()
     }
@@ -295,12 +265,12 @@ mod tests {
 
     #[test]
     fn a_gatekeeper_that_gives_up_keeps_nobody_waiting() {
-        let (starts, keeper) = starts(2);
-        let threads: Vec<_> = starts
+        let (start, starters) = mpsc::channel();
+        let threads: Vec<_> = vec![start; 2]
             .into_iter()
-            .map(|start| thread::spawn(move || start.pass()))
+            .map(|start| thread::spawn(move || pass(start)))
             .collect();
-        drop(keeper);
+        drop(starters);
         assert!(threads.into_iter().all(|thread| !thread.join().unwrap()));
     }
 }
