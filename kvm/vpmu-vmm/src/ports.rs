@@ -34,7 +34,6 @@ pub(super) enum Request {
     End(Ending),
     BeginMeasuring,
     EndMeasuring,
-    Save,
 }
 
 /// Raises the serial line's interrupt.
@@ -152,7 +151,7 @@ impl<W: Write> Ports<W> {
             }
             (DOORBELL, [BEGIN]) if self.offers.measure => Some(Request::BeginMeasuring),
             (DOORBELL, [END]) if self.offers.measure => Some(Request::EndMeasuring),
-            (DOORBELL, [SAVE]) if self.offers.save => Some(Request::Save),
+            (DOORBELL, [SAVE]) if self.offers.save => Some(Request::End(Ending::Saved)),
             (PM1_CONTROL, &[low, high]) => {
                 let value = u16::from_le_bytes([low, high]);
                 let sleep = value >> 13 & 1 != 0;
@@ -216,7 +215,10 @@ pub(super) mod tests {
         let (begin, end) = (Some(Request::BeginMeasuring), Some(Request::EndMeasuring));
         assert_eq!(rung(false, false), [None; 3]);
         assert_eq!(rung(true, false), [begin, end, None]);
-        assert_eq!(rung(false, true), [None, None, Some(Request::Save)]);
+        assert_eq!(
+            rung(false, true),
+            [None, None, Some(Request::End(Ending::Saved))]
+        );
     }
 
     #[test]

@@ -91,9 +91,10 @@ impl Vcpu {
                 Err(error) => return Err(Error::Kvm("KVM_RUN", error)),
             };
             match serve(exit, machine, count)? {
-                Served::Yes => {}
-                Served::Saving => ending = Ending::Saved,
-                Served::Last(ending) => return Ok(ending),
+                None => {}
+                // Once the exit is completed.
+                Some(Ending::Saved) => ending = Ending::Saved,
+                Some(ending) => return Ok(ending),
             }
         }
     }
@@ -124,18 +125,12 @@ impl Vcpu {
     }
 }
 
-/// The result of an exit for the guest.
-enum Served {
-    /// The guest goes on.
-    Yes,
-    /// The guest is saved, once no vCPU runs.
-    Saving,
-    /// The guest has ended.
-    Last(Ending),
-}
-
-/// Completes an exit that is not the parts'.
-fn serve(exit: VcpuExit<'_>, machine: &Machine, count: impl Fn(Exit)) -> Result<Served, Error> {
+/// Completes an exit that is not the parts'. Returns how the guest ends by it; `None`: the guest goes on.
+fn serve(
+    exit: VcpuExit<'_>,
+    machine: &Machine,
+    count: impl Fn(Exit),
+) -> Result<Option<Ending>, Error> {
     match exit {
         VcpuExit::X86Rdmsr(exit) => {
             count(Exit::MsrRead(exit.index));
@@ -154,10 +149,9 @@ fn serve(exit: VcpuExit<'_>, machine: &Machine, count: impl Fn(Exit)) -> Result<
             let request = machine.ports().write(port, data);
             match request {
                 None => {}
-                Some(Request::End(ending)) => return Ok(Served::Last(ending)),
+                Some(Request::End(ending)) => return Ok(Some(ending)),
                 Some(Request::BeginMeasuring) => machine.measurement.begin(),
                 Some(Request::EndMeasuring) => machine.measurement.end(),
-                Some(Request::Save) => return Ok(Served::Saving),
             }
         }
         VcpuExit::MmioRead(_, data) => {
@@ -165,10 +159,10 @@ fn serve(exit: VcpuExit<'_>, machine: &Machine, count: impl Fn(Exit)) -> Result<
             data.fill(0xff);
         }
         VcpuExit::MmioWrite(..) => count(Exit::Memory),
-        VcpuExit::Shutdown => return Ok(Served::Last(Ending::TripleFault)),
-        VcpuExit::SystemEvent(..) => return Ok(Served::Last(Ending::PowerOff)),
+        VcpuExit::Shutdown => return Ok(Some(Ending::TripleFault)),
+        VcpuExit::SystemEvent(..) => return Ok(Some(Ending::PowerOff)),
         VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen => count(Exit::Other),
         exit => return Err(Error::Stopped(format!("{exit:?}"))),
     }
-    Ok(Served::Yes)
+    Ok(None)
 }
