@@ -114,7 +114,6 @@ fn write_state<W: Write>(output: &mut CrcWriter<W>, bytes: &[u8]) -> io::Result<
 
 /// Returns a file with right checksums, of a state and of pieces of memory that may be anything: the place and the
 /// length that each claims, and the bytes.
-/// each claims to be, and the bytes.
 #[cfg(fuzzing)]
 pub(crate) fn forge(state: &[u8], pieces: &[(u64, u64, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
