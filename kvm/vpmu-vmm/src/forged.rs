@@ -8,14 +8,12 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu_kvm::{DeadlineState, Perfmon, Pmu, State, intel};
 
-use super::ports::{Interrupt, Offers, Ports};
+use super::ports::{Offers, Ports, PortsState};
 use super::saved::{self, Backed, MachineState, Reader, VcpuState, VmState};
 use super::{Error, vm};
 
 /// Returns the state, as a file has it, of a machine with two vCPUs that has done nothing yet.
 pub fn blank() -> Vec<u8> {
-    let interrupt = Interrupt(EventFd::new(0).expect("a descriptor"));
-    let ports = Ports::new(interrupt, Vec::new(), Offers::default());
     let capability = intel::Capability::new(Perfmon::V5);
     let memory = Arc::new(GuestMemoryMmap::<()>::new());
     let saved = State::fresh(&Pmu::Architectural(capability.into()), memory);
@@ -35,7 +33,7 @@ pub fn blank() -> Vec<u8> {
         vcpus: vec![vcpu(), vcpu()],
         vm: VmState::default(),
         clock: saved::Clock::default(),
-        ports: ports.state(),
+        ports: PortsState::default(),
     };
     postcard::to_stdvec(&state).expect("plain data")
 }
@@ -63,8 +61,8 @@ pub fn read(file: &[u8]) -> Result<(), Error> {
             deadline.try_restore(&memory, &mut Moment(state.memory));
         }
     }
-    let interrupt = Interrupt(EventFd::new(0).map_err(|e| Error::Os("eventfd", e))?);
-    Ports::from_state(&state.ports, interrupt, Vec::new(), Offers::default())?;
+    let interrupt = EventFd::new(0).map_err(|e| Error::Os("eventfd", e))?;
+    Ports::new(&state.ports, interrupt, Vec::new(), Offers::default())?;
     checked
 }
 

@@ -10,7 +10,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::ports::{COM1_IRQ, Interrupt};
+use super::ports::COM1_IRQ;
 use super::{Error, kvm};
 
 /// The address of three pages that Intel's processors need for themselves, below the firmware's.
@@ -81,14 +81,6 @@ impl Hardware {
             )?,
             msrs: msrs.filter(|index| !offered_msrs.contains(index)).collect(),
         })
-    }
-
-    /// Returns what raises the serial line's interrupt.
-    pub(super) fn line(&self) -> Result<Interrupt, Error> {
-        let interrupt = self.interrupt.try_clone();
-        interrupt
-            .map(Interrupt)
-            .map_err(|e| Error::Os("eventfd", e))
     }
 }
 

@@ -37,8 +37,7 @@ pub(super) enum Request {
 }
 
 /// Raises the serial line's interrupt.
-#[derive(Debug)]
-pub(super) struct Interrupt(pub(super) EventFd);
+struct Interrupt(EventFd);
 
 impl Trigger for Interrupt {
     type E = io::Error;
@@ -56,7 +55,7 @@ pub(super) struct Ports<W: Write> {
 }
 
 /// The ports' state as a value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PortsState {
     #[serde(with = "SerialRegisters")]
     serial: SerialState,
@@ -80,12 +79,21 @@ struct SerialRegisters {
 }
 
 impl<W: Write> Ports<W> {
-    pub(super) fn new(interrupt: Interrupt, console: W, offers: Offers) -> Self {
-        Self {
-            serial: Serial::new(interrupt, console),
+    /// Begins with `state`. An interrupt that is asserted is raised, so the interrupt controllers must have their state by
+    /// then.
+    pub(super) fn new(
+        state: &PortsState,
+        interrupt: EventFd,
+        console: W,
+        offers: Offers,
+    ) -> Result<Self, Error> {
+        let interrupt = Interrupt(interrupt);
+        let serial = Serial::from_state(&state.serial, interrupt, NoEvents, console);
+        Ok(Self {
+            serial: serial.map_err(|error| Error::Stopped(format!("serial line: {error}")))?,
             offers,
-            pm1_enable: 0,
-        }
+            pm1_enable: state.pm1_enable,
+        })
     }
 
     pub(super) fn state(&self) -> PortsState {
@@ -95,20 +103,9 @@ impl<W: Write> Ports<W> {
         }
     }
 
-    /// Continues from `state`. An interrupt that is asserted is raised again, so the interrupt
-    /// controllers must have their state by then.
-    pub(super) fn from_state(
-        state: &PortsState,
-        interrupt: Interrupt,
-        console: W,
-        offers: Offers,
-    ) -> Result<Self, Error> {
-        let serial = Serial::from_state(&state.serial, interrupt, NoEvents, console);
-        Ok(Self {
-            serial: serial.map_err(|error| Error::Stopped(format!("serial line: {error}")))?,
-            offers,
-            pm1_enable: state.pm1_enable,
-        })
+    /// Returns what raises the serial line's interrupt.
+    pub(super) fn interrupt(&self) -> &EventFd {
+        &self.serial.interrupt_evt().0
     }
 
     /// Gives bytes to the guest's serial line, and returns how many fit.
@@ -168,15 +165,15 @@ impl<W: Write> Ports<W> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
-    pub(in super::super) fn ports() -> Ports<Vec<u8>> {
-        offering(Offers::default())
+    fn of(state: &PortsState, offers: Offers) -> Ports<Vec<u8>> {
+        Ports::new(state, EventFd::new(0).unwrap(), Vec::new(), offers).unwrap()
     }
 
-    fn offering(offers: Offers) -> Ports<Vec<u8>> {
-        Ports::new(Interrupt(EventFd::new(0).unwrap()), Vec::new(), offers)
+    fn ports() -> Ports<Vec<u8>> {
+        of(&PortsState::default(), Offers::default())
     }
 
     #[test]
@@ -209,7 +206,7 @@ pub(super) mod tests {
     #[test]
     fn a_guest_that_rings_unasked_gets_nothing_for_it() {
         let rung = |measure, save| {
-            let mut ports = offering(Offers { measure, save });
+            let mut ports = of(&PortsState::default(), Offers { measure, save });
             [1, 2, 3].map(|what| ports.write(DOORBELL, &[what]))
         };
         let (begin, end) = (Some(Request::BeginMeasuring), Some(Request::EndMeasuring));
@@ -229,9 +226,7 @@ pub(super) mod tests {
         assert_eq!(ports.receive(b"typed"), 5);
         let bytes = postcard::to_stdvec(&ports.state()).unwrap();
         let state = postcard::from_bytes(&bytes).unwrap();
-        let interrupt = Interrupt(EventFd::new(0).unwrap());
-        let mut restored =
-            Ports::from_state(&state, interrupt, Vec::new(), Offers::default()).unwrap();
+        let mut restored = of(&state, Offers::default());
         assert_eq!(restored.state(), ports.state());
         let mut byte = [0];
         restored.read(COM1, &mut byte);

@@ -10,7 +10,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::hardware::Hardware;
 use super::machine::Machine;
-use super::ports::{COM1_IRQ, Offers, Ports};
+use super::ports::{COM1_IRQ, Offers, Ports, PortsState};
 use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
@@ -40,33 +40,22 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
     if let Some(warning) = offer.warning(&options) {
         eprintln!("vpmu-vmm: warning: {warning}");
     }
-    let start = |id| match id {
-        0 => Start::Entry(entry),
-        _ => Start::Wait,
-    };
-    let vcpus = vcpus(&mut hardware, start, |hardware, _, fd| {
+    let mut vcpus = vcpus(&mut hardware, rdpmc.as_ref(), |hardware, _, fd| {
         let memory = Arc::new(hardware.memory.clone());
-        let mut parts = vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)?;
-        if let Some(rdpmc) = &rdpmc {
-            parts.set_rdpmc(Arc::clone(rdpmc));
-        }
-        Ok(parts)
+        vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)
     })?;
-    let interrupt = hardware.line()?;
-    let offers = Offers {
-        measure: config.measure,
-        save: config.save.is_some(),
-    };
-    let ports = Ports::new(interrupt, io::stdout(), offers);
+    vcpus[0].start = Start::Entry(entry);
     Vm {
         hardware,
         vcpus,
         rdpmc,
         pmu,
         save: config.save.as_deref(),
+        measure: config.measure,
+        ports: PortsState::default(),
         measuring: false,
     }
-    .go(ports)
+    .go()
 }
 
 /// Continues a guest that was saved, as [`run`] does. Its statistics begin anew.
@@ -111,30 +100,23 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
             return vpmu_kvm::Vcpu::leave(&hardware.vm, fd, saved, memory);
         }
         let mut parts = vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)?;
-        if let Some(rdpmc) = &rdpmc {
-            parts.set_rdpmc(Arc::clone(rdpmc));
-        }
         parts.restore(saved).map(|()| parts)
     };
-    let mut vcpus = vcpus(&mut hardware, |_| Start::Saved, attach)?;
+    let mut vcpus = vcpus(&mut hardware, rdpmc.as_ref(), attach)?;
     for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
-        vcpu.cpuid = saved.cpuid()?;
+        (vcpu.start, vcpu.cpuid) = (Start::Saved, saved.cpuid()?);
     }
-    let interrupt = hardware.line()?;
-    let offers = Offers {
-        measure: restore.measure,
-        save: restore.save.is_some(),
-    };
-    let ports = Ports::from_state(&state.ports, interrupt, io::stdout(), offers)?;
     Vm {
         hardware,
         vcpus,
         rdpmc,
         pmu,
         save: restore.save.as_deref(),
+        measure: restore.measure,
+        ports: state.ports,
         measuring: state.measuring && restore.measure,
     }
-    .go(ports)
+    .go()
 }
 
 /// Returns the best PMU with these options that this host can count for.
@@ -184,21 +166,25 @@ pub(super) fn check(
     )?)
 }
 
-/// Gives each vCPU its parts, which `attach` makes.
+/// Gives each vCPU its parts, which `attach` makes, with the way of its RDPMC.
 fn vcpus(
     hardware: &mut Hardware,
-    start: impl Fn(u8) -> Start,
+    rdpmc: Option<&Arc<Rdpmc>>,
     attach: impl Fn(&Hardware, usize, &VcpuFd) -> Result<vpmu_kvm::Vcpu, vpmu_kvm::Error>,
 ) -> Result<Vec<Vcpu>, Error> {
     let fds = std::mem::take(&mut hardware.vcpus);
     fds.into_iter()
         .zip(0..)
         .map(|(fd, id)| {
+            let mut parts = attach(hardware, id.into(), &fd)?;
+            if let Some(rdpmc) = rdpmc {
+                parts.set_rdpmc(Arc::clone(rdpmc));
+            }
             Ok(Vcpu {
-                parts: attach(hardware, id.into(), &fd)?,
+                parts,
                 fd,
                 id,
-                start: start(id),
+                start: Start::Wait,
                 cpuid: hardware.cpuid.clone(),
             })
         })
@@ -212,11 +198,14 @@ struct Vm<'a> {
     rdpmc: Option<Arc<Rdpmc>>,
     pmu: Option<&'a PmuOptions>,
     save: Option<&'a Path>,
+    /// Whether the guest may measure, and whether it has begun to.
+    measure: bool,
     measuring: bool,
+    ports: PortsState,
 }
 
 impl Vm<'_> {
-    fn go(self, ports: Ports<io::Stdout>) -> Result<(Ending, String), Error> {
+    fn go(self) -> Result<(Ending, String), Error> {
         if let Some(file) = self.save {
             saved::check_place(file)?;
         }
@@ -227,6 +216,11 @@ impl Vm<'_> {
             msrs,
             ..
         } = self.hardware;
+        let offers = Offers {
+            measure: self.measure,
+            save: self.save.is_some(),
+        };
+        let ports = Ports::new(&self.ports, interrupt, io::stdout(), offers)?;
         let parts = self.vcpus.iter().map(|vcpu| &vcpu.parts);
         let machine = Arc::new(Machine::new(vm, ports, parts));
         // Each vCPU is offered the same.
@@ -240,11 +234,12 @@ impl Vm<'_> {
         if let (Ending::Saved, Some(file)) = (ending, self.save) {
             let measuring = machine.measurement.is_under_way();
             machine.measurement.end();
-            let ports = machine.ports().state();
+            let ports = machine.ports();
+            let interrupt = ports.interrupt();
             // Raised interrupts pass through a work queue of KVM's. This call waits for the queue.
             kvm(
                 "KVM_IRQFD",
-                machine.vm.unregister_irqfd(&interrupt, COM1_IRQ),
+                machine.vm.unregister_irqfd(interrupt, COM1_IRQ),
             )?;
             let states = vcpus.iter_mut().map(|vcpu| {
                 let parts = vcpu.parts.save();
@@ -259,7 +254,7 @@ impl Vm<'_> {
                 vcpus: states,
                 vm: VmState::of(&machine.vm)?,
                 clock: Clock::of(&machine.vm, &vcpus[0].fd)?,
-                ports,
+                ports: ports.state(),
             };
             saved::write(file, &state, &memory)?;
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ports::tests::ports;
+use crate::ports::PortsState;
 use crate::saved::{Clock, VcpuState, VmState};
 
 const MEMORY: u64 = 64 << 20;
@@ -17,7 +17,7 @@ fn state() -> MachineState {
         vcpus: vec![VcpuState::blank()],
         vm: VmState::default(),
         clock: Clock::default(),
-        ports: ports().state(),
+        ports: PortsState::default(),
     }
 }
 
