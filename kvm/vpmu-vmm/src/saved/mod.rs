@@ -34,7 +34,7 @@ use super::ports::PortsState;
 use super::{PmuOptions, Rdpmc};
 
 /// The state of a machine without its memory.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct MachineState {
     /// Bytes of memory.
     pub(super) memory: u64,

@@ -28,7 +28,7 @@ const MOST_MSRS: usize = 1024;
 /// The difference of two hosts' TSCs that is tolerated, parts per million: as much as NTP corrects.
 const TSC_TOLERANCE_PPM: u32 = 250;
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) struct VcpuState {
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
     /// Its PMU and its deadline.

@@ -14,14 +14,6 @@ pub(crate) struct VmState {
     pit: kvm_pit_state2,
 }
 
-impl std::fmt::Debug for VmState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VmState")
-            .field("pit", &self.pit)
-            .finish_non_exhaustive()
-    }
-}
-
 impl VmState {
     pub(crate) fn of(vm: &VmFd) -> Result<Self, Error> {
         let mut chips = [

@@ -81,7 +81,7 @@ fn a_file_that_ends_too_early_is_refused() {
         match read(&bytes[..length.min(bytes.len() - 1)]) {
             Err(Error::Foreign(_)) if length < header => {}
             Err(Error::Damaged(..)) if length >= header => {}
-            other => panic!("{length}: {:?}", other.map(|(state, _)| state)),
+            other => panic!("{length}: {:?}", other.err()),
         }
     }
 }
