@@ -13,10 +13,10 @@ use gimli::{
     Value,
 };
 
-use crate::Cut;
 use crate::bytes::Reader;
 use crate::object::Object;
-use crate::rules::{KEPT, RBP, RIP, RSP, Registers17, Rule};
+use crate::rules::{KEPT, RBP, RIP, RSP, Rule};
+use crate::{Cut, Registers};
 
 /// Bytes of a CIE and an FDE. Functions of 20 KiB of CFI exist.
 const LONGEST: usize = 32 * 1024;
@@ -44,7 +44,7 @@ pub(crate) enum Found {
     /// A rule for whoever comes there.
     Rule(Rule),
     /// The function's start, whether it is a signal handler's return, and the caller's registers.
-    Caller(u64, bool, Option<Registers17>),
+    Caller(u64, bool, Option<Registers>),
 }
 
 /// Interprets entries.
@@ -75,7 +75,7 @@ impl Entries {
         object: &Object,
         fde: u64,
         at: u64,
-        now: &Registers17,
+        now: &Registers,
         is_partial: bool,
     ) -> Result<Found, Cut> {
         let (cie, end) = self.copy(reader, fde)?;
@@ -207,17 +207,14 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 /// What finds a caller by rules of any kind.
 struct Caller<'a, 'b, 'c> {
     reader: &'a mut Reader<'b>,
-    now: &'a Registers17,
+    now: &'a Registers,
     is_partial: bool,
     section: &'a EhFrame<Bytes<'c>>,
     encoding: gimli::Encoding,
 }
 
 impl<'c> Caller<'_, '_, 'c> {
-    fn registers(
-        &mut self,
-        row: &UnwindTableRow<usize, Fixed>,
-    ) -> Result<Option<Registers17>, Cut> {
+    fn registers(&mut self, row: &UnwindTableRow<usize, Fixed>) -> Result<Option<Registers>, Cut> {
         let cfa = match row.cfa() {
             CfaRule::RegisterAndOffset { register, offset } => {
                 self.register(*register)?.wrapping_add_signed(*offset)
@@ -229,8 +226,9 @@ impl<'c> Caller<'_, '_, 'c> {
         };
         let mut next = *self.now;
         // Where nothing else is said, the caller's RSP is the CFA.
-        next.0[RSP] = cfa;
-        for (n, place) in next.0.iter_mut().enumerate() {
+        next.general[RSP] = cfa;
+        let places = next.general.iter_mut().chain([&mut next.rip]);
+        for (n, place) in places.enumerate() {
             *place = match row.register(Register(n as u16)) {
                 None | Some(RegisterRule::SameValue) => continue,
                 Some(RegisterRule::Undefined) if n == RIP => return Ok(None),
@@ -260,8 +258,11 @@ impl<'c> Caller<'_, '_, 'c> {
         if self.is_partial && !matches!(number, RBP | RSP | RIP) {
             return Err(Cut::NoCfi);
         }
-        let value = self.now.0.get(number).copied();
-        value.ok_or(Cut::BadCfi)
+        let value = match number {
+            RIP => Some(&self.now.rip),
+            _ => self.now.general.get(number),
+        };
+        value.copied().ok_or(Cut::BadCfi)
     }
 
     fn evaluate(

@@ -8,33 +8,13 @@ use crate::{Cut, Registers};
 
 pub(crate) const RBP: usize = 6;
 pub(crate) const RSP: usize = 7;
+/// The return address.
 pub(crate) const RIP: usize = 16;
 /// RBX, RBP, R12 to R15: what a function keeps for its caller.
 pub(crate) const KEPT: [usize; 6] = [3, RBP, 12, 13, 14, 15];
 
 /// Rules that are kept. A program's samples are of some hundred functions.
 const PLACES: usize = 4096;
-
-/// The registers by their numbers, the return address last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Registers17(pub(crate) [u64; 17]);
-
-impl Registers17 {
-    pub(crate) fn new(registers: &Registers) -> Self {
-        let mut all = [0; 17];
-        all[..16].copy_from_slice(&registers.general);
-        all[RIP] = registers.rip;
-        Self(all)
-    }
-
-    pub(crate) fn rip(&self) -> u64 {
-        self.0[RIP]
-    }
-
-    pub(crate) fn rsp(&self) -> u64 {
-        self.0[RSP]
-    }
-}
 
 /// How a function at an instruction finds its caller: the canonical frame address (CFA) is a register and an offset, the return
 /// address is below it, and what the function keeps is where it was or at an offset of the CFA.
@@ -55,20 +35,20 @@ impl Rule {
     pub(crate) fn apply(
         &self,
         reader: &mut Reader<'_>,
-        now: &Registers17,
-    ) -> Result<Option<Registers17>, Cut> {
+        now: &Registers,
+    ) -> Result<Option<Registers>, Cut> {
         if self.is_outermost {
             return Ok(None);
         }
         let (register, offset) = self.cfa;
-        let base = now.0.get(usize::from(register)).copied().unwrap_or(0);
+        let base = now.general.get(usize::from(register)).copied().unwrap_or(0);
         let cfa = base.wrapping_add_signed(offset.into());
         let mut next = *now;
-        next.0[RIP] = reader.word(cfa.wrapping_sub(8))?;
-        next.0[RSP] = cfa;
+        next.rip = reader.word(cfa.wrapping_sub(8))?;
+        next.general[RSP] = cfa;
         for (&register, &offset) in KEPT.iter().zip(&self.saved) {
             if offset != 0 {
-                next.0[register] = reader.word(cfa.wrapping_add_signed(offset.into()))?;
+                next.general[register] = reader.word(cfa.wrapping_add_signed(offset.into()))?;
             }
         }
         Ok(Some(next))

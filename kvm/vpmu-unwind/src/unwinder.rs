@@ -3,7 +3,7 @@
 use crate::bytes::{Memory, Reader};
 use crate::cfi::{self, Entries};
 use crate::object::Objects;
-use crate::rules::{RBP, RSP, Registers17, Rules};
+use crate::rules::{RBP, RSP, Rules};
 use crate::way::{self, Ways};
 use crate::{Call, Cut, End, Frame, MOST_CALLS, Outcome, Registers, call, table};
 
@@ -61,7 +61,7 @@ impl Unwinder {
         calls: &mut [Call],
         found: &mut usize,
     ) -> Result<End, Cut> {
-        let mut now = Registers17::new(registers);
+        let mut now = *registers;
         let mut is_exact = true;
         // Code without CFI says nothing of what it has kept for its caller.
         let mut is_partial = false;
@@ -82,7 +82,7 @@ impl Unwinder {
                         to: frame.start,
                         is_direct: false,
                     },
-                    None => call::before(reader, next.rip(), &frame),
+                    None => call::before(reader, next.rip, &frame),
                 };
                 *found += 1;
             }
@@ -95,11 +95,11 @@ impl Unwinder {
     fn step(
         &mut self,
         reader: &mut Reader<'_>,
-        now: &Registers17,
+        now: &Registers,
         is_exact: bool,
         is_partial: &mut bool,
-    ) -> Result<Option<(Frame, Registers17)>, Cut> {
-        let pc = now.rip();
+    ) -> Result<Option<(Frame, Registers)>, Cut> {
+        let pc = now.rip;
         // A call may be the last instruction of its function: what it returns to is then another one.
         let at = match is_exact {
             true => pc,
@@ -143,17 +143,17 @@ impl Unwinder {
     fn by_way(
         &mut self,
         reader: &mut Reader<'_>,
-        now: &Registers17,
+        now: &Registers,
         is_exact: bool,
         is_partial: &mut bool,
-    ) -> Result<Option<(Frame, Registers17)>, Cut> {
+    ) -> Result<Option<(Frame, Registers)>, Cut> {
         if !is_exact && way::is_outermost(reader, now)? {
             return Ok(None);
         }
         *is_partial = true;
         let next = self.ways.caller(reader, now, is_exact)?;
         let frame = Frame {
-            start: now.rip(),
+            start: now.rip,
             is_signal: false,
         };
         ascend(now, frame, Some(next))
@@ -163,31 +163,33 @@ impl Unwinder {
     fn signal(
         &mut self,
         reader: &mut Reader<'_>,
-        frame: &Registers17,
+        frame: &Registers,
         is_partial: &mut bool,
     ) -> Result<Option<u64>, Cut> {
         // MOV RAX, 15; SYSCALL: what each C library returns from a handler by, and what debuggers know it by.
         const RETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
         let mut code = [0; RETURN.len()];
-        if reader.read(frame.rip(), &mut code).is_err() || code != RETURN {
+        if reader.read(frame.rip, &mut code).is_err() || code != RETURN {
             return Ok(None);
         }
         let next = self.step(reader, frame, true, is_partial)?;
-        Ok(next.map(|(_, interrupted)| interrupted.rip()))
+        Ok(next.map(|(_, interrupted)| interrupted.rip))
     }
 }
 
 /// Returns the function with `next` where that is a caller's; `None`: there is none.
 fn ascend(
-    now: &Registers17,
+    now: &Registers,
     frame: Frame,
-    next: Option<Registers17>,
-) -> Result<Option<(Frame, Registers17)>, Cut> {
+    next: Option<Registers>,
+) -> Result<Option<(Frame, Registers)>, Cut> {
     match next {
         None => Ok(None),
-        Some(next) if next.rip() == 0 => Ok(None),
+        Some(next) if next.rip == 0 => Ok(None),
         // The stack of a signal's handler may be anywhere. A caller's frame is above.
-        Some(next) if frame.is_signal || next.rsp() > now.rsp() => Ok(Some((frame, next))),
+        Some(next) if frame.is_signal || next.general[RSP] > now.general[RSP] => {
+            Ok(Some((frame, next)))
+        }
         Some(_) => Err(Cut::BadCfi),
     }
 }

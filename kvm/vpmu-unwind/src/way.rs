@@ -15,8 +15,8 @@ use iced_x86::{
 };
 
 use crate::bytes::{PAGE, Reader};
-use crate::rules::{RBP, RIP, RSP, Registers17};
-use crate::{Cut, call};
+use crate::rules::{RBP, RSP};
+use crate::{Cut, Registers, call};
 
 /// Instructions of one way.
 const MOST_STEPS: u32 = 512;
@@ -64,13 +64,13 @@ impl Ways {
     pub(crate) fn caller(
         &mut self,
         reader: &mut Reader<'_>,
-        now: &Registers17,
+        now: &Registers,
         is_exact: bool,
-    ) -> Result<Registers17, Cut> {
-        let rbp = now.0[RBP];
+    ) -> Result<Registers, Cut> {
+        let rbp = now.general[RBP];
         let mut way = Way {
-            at: now.rip(),
-            rsp: now.rsp(),
+            at: now.rip,
+            rsp: now.general[RSP],
             rbp: Some(rbp),
             frame: (!is_exact).then_some(rbp),
             words: [(0, None); MOST_WORDS],
@@ -244,9 +244,9 @@ impl Way {
     fn returned(
         &self,
         reader: &mut Reader<'_>,
-        now: &Registers17,
+        now: &Registers,
         instruction: &Instruction,
-    ) -> Result<Registers17, Cut> {
+    ) -> Result<Registers, Cut> {
         let slot = self.rsp;
         let is_frames = (self.frame).is_none_or(|frame| frame == slot.wrapping_sub(8));
         // What this way has pushed is no return address.
@@ -262,19 +262,19 @@ impl Way {
             _ => 0,
         };
         let mut next = *now;
-        next.0[RIP] = back;
-        next.0[RSP] = slot.wrapping_add(8).wrapping_add(more);
-        next.0[RBP] = rbp;
+        next.rip = back;
+        next.general[RSP] = slot.wrapping_add(8).wrapping_add(more);
+        next.general[RBP] = rbp;
         Ok(next)
     }
 }
 
 /// Returns whether a program's first instructions have called, which nobody has: RBP is 0, and RSP is at the number of
 /// arguments, their addresses and a 0 (System V ABI, AMD64, 3.4.1). The dynamic loader's have no CFI to say so.
-pub(crate) fn is_outermost(reader: &mut Reader<'_>, now: &Registers17) -> Result<bool, Cut> {
+pub(crate) fn is_outermost(reader: &mut Reader<'_>, now: &Registers) -> Result<bool, Cut> {
     const MOST_ARGUMENTS: u64 = 1 << 16;
-    let rsp = now.rsp();
-    if now.0[RBP] != 0 || !rsp.is_multiple_of(16) {
+    let rsp = now.general[RSP];
+    if now.general[RBP] != 0 || !rsp.is_multiple_of(16) {
         return Ok(false);
     }
     let count = reader.word(rsp)?;
