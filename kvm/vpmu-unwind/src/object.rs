@@ -36,9 +36,8 @@ pub(crate) struct Object {
     pub(crate) base: u64,
     /// What its rules are kept by: the same for each address space where the same file is mapped.
     pub(crate) identity: u64,
-    /// `.eh_frame_hdr`; `None`: it has none.
-    pub(crate) header: Option<u64>,
-    /// The entries of its table, eight bytes each.
+    /// The address of `.eh_frame_hdr`, and how many entries its table has, eight bytes each; 0: there is no CFI.
+    pub(crate) header: u64,
     pub(crate) entries: u64,
 }
 
@@ -79,7 +78,7 @@ impl Objects {
         self.stack += 1;
     }
 
-    /// Returns the object whose code is at `at`, with its CFI. `None`: there is no object, or it has none.
+    /// Returns the object whose code is at `at`; `None`: there is none.
     pub(crate) fn find(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Option<Object>, Cut> {
         let covers = |object: &Object| {
             object.space == self.space && object.code.0 <= at && at < object.code.1
@@ -92,24 +91,24 @@ impl Objects {
             && let Some(object) = place
         {
             if object.checked == self.stack {
-                return Ok(object.with_cfi());
+                return Ok(Some(*object));
             }
             // The address space may be another program's by now, or the object another one.
             if identity(reader, object.base) == Ok(object.identity) {
                 object.checked = self.stack;
-                return Ok(object.with_cfi());
+                return Ok(Some(*object));
             }
             *place = None;
         }
         if self.is_gap(at) {
             return Ok(None);
         }
-        let Some(object) = self.search(reader, at)? else {
-            return Ok(None);
-        };
-        self.kept[self.next] = Some(object);
-        self.next = (self.next + 1) % KEPT;
-        Ok(object.with_cfi())
+        let found = self.search(reader, at)?;
+        if found.is_some() {
+            self.kept[self.next] = found;
+            self.next = (self.next + 1) % KEPT;
+        }
+        Ok(found)
     }
 
     fn is_gap(&mut self, at: u64) -> bool {
@@ -210,7 +209,7 @@ impl Objects {
             code,
             base,
             identity: identity(reader, base)?,
-            header: None,
+            header: 0,
             entries: 0,
         };
         if let Some((address, length)) = header {
@@ -220,16 +219,10 @@ impl Objects {
             // Version 1, a count of four bytes, and a table of pairs relative to this header: what linkers write.
             let is_known = words[0] == 1 && words[2] == 0x03 && words[3] == 0x3b;
             if is_known && length >= 12 && entries <= (length - 12) / 8 {
-                (object.header, object.entries) = (Some(header), entries);
+                (object.header, object.entries) = (header, entries);
             }
         }
         Ok(Some(object))
-    }
-}
-
-impl Object {
-    fn with_cfi(&self) -> Option<Self> {
-        self.header.map(|_| *self)
     }
 }
 

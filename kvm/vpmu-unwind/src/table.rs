@@ -16,9 +16,7 @@ pub(crate) fn search(
     object: &Object,
     at: u64,
 ) -> Result<Option<u64>, Cut> {
-    let Some(header) = object.header else {
-        return Ok(None);
-    };
+    let header = object.header;
     let mut table = Table { reader, header };
     // The entry is in `low..high`, or is `best`: the last that begins at or below.
     let (mut low, mut high, mut best) = (0, object.entries, None);
