@@ -81,28 +81,21 @@ impl Flags {
     /// Returns whether `condition` holds; `None`: a flag is undefined.
     #[inline]
     pub(crate) fn holds(&self, condition: ConditionCode) -> Option<bool> {
+        use ConditionCode::{a, ae, b, be, e, g, ge, l, le, ne, no, np, ns, o, p, s};
         let less = || Some(self.flag(SIGN)? != self.flag(OVERFLOW)?);
-        let below_or_equal = || Some(self.flag(CARRY)? | self.flag(ZERO)?);
-        let less_or_equal = || Some(self.flag(ZERO)? | less()?);
-        Some(match condition {
-            ConditionCode::o => self.flag(OVERFLOW)?,
-            ConditionCode::no => !self.flag(OVERFLOW)?,
-            ConditionCode::b => self.flag(CARRY)?,
-            ConditionCode::ae => !self.flag(CARRY)?,
-            ConditionCode::e => self.flag(ZERO)?,
-            ConditionCode::ne => !self.flag(ZERO)?,
-            ConditionCode::be => below_or_equal()?,
-            ConditionCode::a => !below_or_equal()?,
-            ConditionCode::s => self.flag(SIGN)?,
-            ConditionCode::ns => !self.flag(SIGN)?,
-            ConditionCode::p => self.flag(PARITY)?,
-            ConditionCode::np => !self.flag(PARITY)?,
-            ConditionCode::l => less()?,
-            ConditionCode::ge => !less()?,
-            ConditionCode::le => less_or_equal()?,
-            ConditionCode::g => !less_or_equal()?,
+        let holds = match condition {
+            o | no => self.flag(OVERFLOW)?,
+            b | ae => self.flag(CARRY)?,
+            e | ne => self.flag(ZERO)?,
+            be | a => self.flag(CARRY)? | self.flag(ZERO)?,
+            s | ns => self.flag(SIGN)?,
+            p | np => self.flag(PARITY)?,
+            l | ge => less()?,
+            le | g => self.flag(ZERO)? | less()?,
             ConditionCode::None => return None,
-        })
+        };
+        let is_opposite = matches!(condition, no | ae | ne | a | ns | np | ge | g);
+        Some(holds != is_opposite)
     }
 
     /// Returns the flags of INC or DEC, which leave CF, and with it whether CF is defined: `carry`, which may be
