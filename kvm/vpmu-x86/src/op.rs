@@ -191,24 +191,6 @@ impl Op {
         [self.to, self.from].contains(&Place::Memory)
     }
 
-    /// Returns whether the instruction is a branch, taken or not, or another one behind which the next one is not executed
-    /// without ado.
-    fn ends_run(action: Action) -> bool {
-        matches!(
-            action,
-            Action::Unknown
-                | Action::Rdmsr
-                | Action::Call(_)
-                | Action::CallIndirect
-                | Action::Jump(_)
-                | Action::JumpIndirect
-                | Action::JumpIf(..)
-                | Action::JumpIfZero(_)
-                | Action::Loop(_)
-                | Action::Return(_)
-        )
-    }
-
     /// Returns the kind of the branch, which has led to `to`; `None`: it was not taken. `Stop`: nobody can tell.
     #[inline]
     pub(crate) fn kind(&self, to: u64) -> Result<Option<Kind>, Stop> {
@@ -240,7 +222,7 @@ impl Op {
         let mut op = Self {
             action,
             next: instruction.next_ip(),
-            is_last: Self::ends_run(action),
+            is_last: action == Action::Rdmsr || instruction.flow_control() != FlowControl::Next,
             ..Self::UNKNOWN
         };
         if matches!(

@@ -54,20 +54,13 @@ impl Decoded {
             (Action::JumpIf(_, to) | Action::JumpIfZero(to) | Action::Loop(to), _) => {
                 Flow::Conditional(to)
             }
-            (
-                Action::Call(_)
-                | Action::CallIndirect
-                | Action::Jump(_)
-                | Action::JumpIndirect
-                | Action::Return(_),
-                _,
-            ) => Flow::Branch,
             (_, Mnemonic::Popfq) => Flow::PopFlags,
             (_, Mnemonic::Syscall) => Flow::SystemCall,
             (_, Mnemonic::Sysretq) => Flow::SystemReturn,
             (_, Mnemonic::Iretq) => Flow::InterruptReturn,
             _ if instruction.flow_control() == FlowControl::Next => Flow::Next,
-            _ => Flow::Other,
+            (Action::Unknown, _) => Flow::Other,
+            _ => Flow::Branch,
         };
         Self {
             instruction,
