@@ -331,27 +331,20 @@ fn raise_descriptors() {
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-fn main() -> ExitCode {
-    let cli = Cli::parse();
+/// Runs the guest that the options describe, and writes what its PMU has cost.
+fn run(cli: Cli) -> Result<Ending, Error> {
     let policy = cli.policy.map(|policy| match policy {
         Policy::Recreate => vpmu::counter::Policy::Recreate,
         Policy::Reuse => vpmu::counter::Policy::Reuse,
         Policy::Paused => vpmu::counter::Policy::ReusePaused,
     });
-    let mut statistics = match open_statistics(&cli.statistics) {
-        Ok(statistics) => statistics,
-        Err(error) => {
-            eprintln!("vpmu-vmm: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let mut statistics = open_statistics(&cli.statistics)?;
     raise_descriptors();
     if let Err(error) = vpmu_kvm::publish() {
         eprintln!("vpmu-vmm: warning: vpmu top will not see this guest: {error}");
     }
-    let pmu = cli.pmu(policy.unwrap_or_default());
     let skid = cli.skid();
-    let result = match cli.restore {
+    let (ending, line) = match cli.restore {
         Some(file) => vpmu_vmm::restore(&Restore {
             file,
             policy,
@@ -359,41 +352,38 @@ fn main() -> ExitCode {
             save: cli.save,
             measure: cli.measure,
             drop_paravirtual: cli.drop_paravirt,
-        }),
-        None => pmu.and_then(|pmu| {
-            vpmu_vmm::run(&Config {
-                // clap has made sure that there is one.
-                kernel: cli.kernel.unwrap_or_default(),
-                initrd: cli.initrd,
-                command_line: cli.append,
-                vcpus: cli.vcpus,
-                memory: cli.memory,
-                lazy_deadline: cli.lazy_deadline,
-                pmu,
-                save: cli.save,
-                measure: cli.measure,
-                kernel_cache: !cli.no_kernel_cache,
-            })
-        }),
+        })?,
+        None => vpmu_vmm::run(&Config {
+            pmu: cli.pmu(policy.unwrap_or_default())?,
+            // clap has made sure that there is one.
+            kernel: cli.kernel.unwrap_or_default(),
+            initrd: cli.initrd,
+            command_line: cli.append,
+            vcpus: cli.vcpus,
+            memory: cli.memory,
+            lazy_deadline: cli.lazy_deadline,
+            save: cli.save,
+            measure: cli.measure,
+            kernel_cache: !cli.no_kernel_cache,
+        })?,
     };
-    let result = result.and_then(|(ending, line)| {
-        let written = match &mut statistics {
-            Some(file) => file.write_all(line.as_bytes()),
-            None => io::stdout().write_all(line.as_bytes()),
-        };
-        match (written, ending) {
-            (Err(error), Ending::PowerOff | Ending::Reset) => {
-                Err(Error::File(cli.statistics.display().to_string(), error))
-            }
-            // The status says what has become of the guest: that it was saved, above all.
-            (Err(error), _) => {
-                eprintln!("vpmu-vmm: cannot write statistics: {error}");
-                Ok(ending)
-            }
-            (Ok(()), _) => Ok(ending),
+    let written = match &mut statistics {
+        Some(file) => file.write_all(line.as_bytes()),
+        None => io::stdout().write_all(line.as_bytes()),
+    };
+    match (written, ending) {
+        (Err(error), Ending::PowerOff | Ending::Reset) => {
+            return Err(Error::File(cli.statistics.display().to_string(), error));
         }
-    });
-    match result {
+        // The status says what has become of the guest: that it was saved, above all.
+        (Err(error), _) => eprintln!("vpmu-vmm: cannot write statistics: {error}"),
+        (Ok(()), _) => {}
+    }
+    Ok(ending)
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
         Ok(Ending::PowerOff | Ending::Reset) => ExitCode::SUCCESS,
         Ok(Ending::TripleFault) => {
             eprintln!("vpmu-vmm: the guest died of a triple fault");
