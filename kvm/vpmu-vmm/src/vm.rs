@@ -159,11 +159,7 @@ pub(super) fn check(
     let mut here = supported.clone();
     cpuid::guest(&mut here, 0, first.tsc_khz(), &had)?;
     let capabilities = had.capability().zip(best(pmu)?.capability());
-    Ok(saved::check_host(
-        &first.cpuid,
-        &here,
-        capabilities.as_ref().map(|(had, best)| (had, best)),
-    )?)
+    Ok(saved::check_host(&first.cpuid, &here, capabilities)?)
 }
 
 /// Gives each vCPU its parts, which `attach` makes, with the way of its RDPMC.

@@ -22,7 +22,7 @@ const FEATURES: [(u32, u32, [u32; 4]); 6] = [
 pub(crate) fn check(
     saved: &[kvm_cpuid_entry2],
     here: &CpuId,
-    pmu: Option<(&Capability, &Capability)>,
+    pmu: Option<(Capability, Capability)>,
 ) -> Result<(), Error> {
     for (leaf, subleaf, masks) in FEATURES {
         let registers = |entries: &[kvm_cpuid_entry2]| {
