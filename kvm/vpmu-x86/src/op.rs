@@ -3,7 +3,7 @@
 use iced_x86::{Code, ConditionCode, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::cpu::Stop;
-use crate::flags::mask;
+use crate::flags::{Shift, mask};
 
 /// Places in the machine's registers behind the general ones: one that is always 0, and the bases of FS and GS.
 pub(crate) const ZERO: u8 = 16;
@@ -57,11 +57,9 @@ pub(crate) enum Action {
     SubtractWithBorrow,
     Not,
     Negate,
-    ShiftLeft,
-    ShiftRight,
-    ShiftSigned,
-    RotateLeft,
-    RotateRight,
+    Shift(Shift),
+    /// To the left, or to the right.
+    Rotate(Shift),
     /// IMUL with two operands, and with three, of which the last is a number.
     Multiply,
     MultiplyBy,
@@ -308,8 +306,8 @@ impl Op {
             Action::Alu(Alu::Xor) if self.from == self.to => Action::QuickClear,
             Action::Alu(Alu::Xor) => Action::QuickXor,
             Action::Alu(Alu::Test) => Action::QuickTest,
-            Action::ShiftLeft if shifts => Action::QuickShiftLeft,
-            Action::ShiftRight if shifts => Action::QuickShiftRight,
+            Action::Shift(Shift::Left) if shifts => Action::QuickShiftLeft,
+            Action::Shift(Shift::Right) if shifts => Action::QuickShiftRight,
             action => action,
         };
         let quick = match action {
@@ -344,11 +342,7 @@ impl Op {
             // MOVSXD with a prefix 66 reads 32 bits on AMD, and keeps 16.
             Action::Move | Action::MoveSigned => count == 2 && self.from_size <= self.size,
             Action::LoadAddress => count == 2 && self.from == Place::Memory,
-            Action::ShiftLeft
-            | Action::ShiftRight
-            | Action::ShiftSigned
-            | Action::RotateLeft
-            | Action::RotateRight => count <= 2,
+            Action::Shift(_) | Action::Rotate(_) => count <= 2,
             Action::MultiplyBy => count == 3 && same,
             // Another register's number would reach beyond the operand in memory.
             Action::BitTest => !has_memory || matches!(self.from, Place::Immediate(_)),
@@ -389,11 +383,11 @@ fn action(instruction: &Instruction) -> Option<Action> {
         Mnemonic::Neg => Action::Negate,
         Mnemonic::Inc => Action::Alu(Alu::Increment),
         Mnemonic::Dec => Action::Alu(Alu::Decrement),
-        Mnemonic::Shl | Mnemonic::Sal => Action::ShiftLeft,
-        Mnemonic::Shr => Action::ShiftRight,
-        Mnemonic::Sar => Action::ShiftSigned,
-        Mnemonic::Rol => Action::RotateLeft,
-        Mnemonic::Ror => Action::RotateRight,
+        Mnemonic::Shl | Mnemonic::Sal => Action::Shift(Shift::Left),
+        Mnemonic::Shr => Action::Shift(Shift::Right),
+        Mnemonic::Sar => Action::Shift(Shift::Signed),
+        Mnemonic::Rol => Action::Rotate(Shift::Left),
+        Mnemonic::Ror => Action::Rotate(Shift::Right),
         Mnemonic::Imul => match instruction.op_count() {
             2 => Action::Multiply,
             3 => Action::MultiplyBy,

@@ -275,7 +275,7 @@ fn to_cpu(state: &State, rip: u64) -> CpuRegisters {
 fn name(action: Action) -> String {
     let name = format!("{action:?}");
     match action {
-        Action::Alu(_) => name,
+        Action::Alu(_) | Action::Shift(_) | Action::Rotate(_) => name,
         _ => name.split('(').next().unwrap_or_default().to_owned(),
     }
 }
