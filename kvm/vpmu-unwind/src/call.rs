@@ -1,5 +1,7 @@
 //! The call instruction before a return address.
 
+use iced_x86::{Code, Decoder, DecoderOptions};
+
 use crate::bytes::Reader;
 use crate::{Call, Frame};
 
@@ -70,30 +72,17 @@ const LONGEST: usize = 8;
 
 /// Returns whether `code` is one indirect near call (SDM vol. 2A, CALL; 2.1.5), with one prefix at most.
 fn is_indirect(code: &[u8]) -> bool {
-    let code = match code {
+    let opcode = match code {
         // REX, and what compilers and linkers put before: NOTRACK, segments, BND.
         [0x40..=0x4f | 0x3e | 0x64 | 0x65 | 0x67 | 0xf2, rest @ ..] => rest,
         _ => code,
     };
-    let [0xff, modrm, rest @ ..] = code else {
-        return false;
-    };
-    if modrm >> 3 & 7 != 2 {
+    // Decoded only where it may be one: each frame has several places to try.
+    if opcode.first() != Some(&0xff) {
         return false;
     }
-    let (mode, has_sib) = (modrm >> 6, modrm & 7 == 4 && modrm >> 6 != 3);
-    let base = if has_sib {
-        rest.first().copied().unwrap_or(0) & 7
-    } else {
-        modrm & 7
-    };
-    let displacement = match mode {
-        0 if base == 5 => 4,
-        1 => 1,
-        2 => 4,
-        _ => 0,
-    };
-    rest.len() == usize::from(has_sib) + displacement
+    let instruction = Decoder::new(64, code, DecoderOptions::NONE).decode();
+    instruction.code() == Code::Call_rm64 && instruction.len() == code.len()
 }
 
 #[cfg(test)]
