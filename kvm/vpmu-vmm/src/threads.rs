@@ -33,17 +33,19 @@ pub(super) fn run(
     let signals = Signals::watch(&ending, saves)?;
     feed_input(machine);
 
+    let count = machine.deadlines.len() + vcpus.len();
+    let (start, starters) = mpsc::channel();
     let timers = machine.deadlines.iter().map(|deadline| {
-        let (machine, deadline) = (Arc::clone(machine), Arc::clone(deadline));
+        let (machine, deadline, start) = (Arc::clone(machine), Arc::clone(deadline), start.clone());
         spawn("deadline".to_owned(), &ending, move |ending| {
-            if let Err(error) = serve(&machine, &deadline) {
+            if pass(start)
+                && let Err(error) = serve(&machine, &deadline)
+            {
                 let _ = ending.send(Err(error));
             }
         })
     });
     let timers: Vec<_> = timers.collect();
-    let count = vcpus.len();
-    let (start, starters) = mpsc::channel();
     let threads = vcpus.into_iter().map(|mut vcpu| {
         let (machine, start) = (Arc::clone(machine), start.clone());
         spawn(format!("vcpu{}", vcpu.id), &ending, move |ending| {
@@ -54,17 +56,10 @@ pub(super) fn run(
     let threads: Vec<_> = threads.collect();
     drop((start, ending));
 
-    let failed = threads.iter().filter_map(|thread| thread.as_ref().err());
-    let failed = failed.chain(timers.iter().filter_map(|thread| thread.as_ref().err()));
-    let mut failed = failed.map(|error| io::Error::new(error.kind(), error.to_string()));
-    let mut end = match failed.next() {
-        Some(error) => {
-            drop(starters);
-            Err(Error::Os("thread", error))
-        }
-        None if open(&starters, count) => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
+    let mut end = match open(&starters, count) {
+        true => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
         // The others have ended without a reason of their own.
-        None => ended
+        false => ended
             .iter()
             .find(Result::is_err)
             .unwrap_or(Err(Error::Panicked)),
@@ -92,22 +87,24 @@ pub(super) fn run(
     Ok((end, vcpus.into_iter().collect::<Result<_, _>>()?))
 }
 
-/// Spawns a thread that reports how the machine ends, if that thread knows first.
+/// Spawns a thread that reports how the machine ends, if that thread knows first. Where there can be none, that is reported.
 fn spawn<T: Send + 'static>(
     name: String,
     ending: &Sender<Ended>,
     body: impl FnOnce(&Sender<Ended>) -> T + Send + 'static,
-) -> io::Result<JoinHandle<T>> {
-    let ending = Vital(ending.clone());
-    thread::Builder::new()
+) -> Option<JoinHandle<T>> {
+    let vital = Vital(ending.clone());
+    let thread = thread::Builder::new()
         .name(name)
-        .spawn(move || body(&ending.0))
+        .spawn(move || body(&vital.0));
+    let failed = |error| ending.send(Err(Error::Os("thread", error)));
+    thread.map_err(failed).ok()
 }
 
-/// What lets a vCPU go that waits at the start, before the guest's first instruction.
+/// What lets a thread go that waits at the start, before the guest's first instruction.
 type Starter = Sender<()>;
 
-/// Says that this vCPU is ready, and waits for the others. Returns false when the guest must not run.
+/// Says that this thread is ready, and waits for the others. Returns false when the guest must not run.
 fn pass(start: Sender<Starter>) -> bool {
     let (starter, started) = mpsc::channel();
     let _ = start.send(starter);
@@ -115,7 +112,7 @@ fn pass(start: Sender<Starter>) -> bool {
     started.recv().is_ok()
 }
 
-/// Waits until each of `count` vCPUs has come to the start or is gone. Returns whether all have come, and are let go: none
+/// Waits until each of `count` threads has come to the start or is gone. Returns whether all have come, and are let go: none
 /// is where one is missing.
 fn open(starters: &Receiver<Starter>, count: usize) -> bool {
     let starters: Vec<_> = starters.iter().collect();
