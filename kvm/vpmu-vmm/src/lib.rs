@@ -22,11 +22,11 @@ mod vm;
 
 use std::path::PathBuf;
 
+use vpmu::x86::ArchEvent;
 use vpmu_kvm::Policy;
 pub use vpmu_kvm::{Model, Options, Skid};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
-pub use saved::Error as SaveError;
 pub use vm::{restore, run};
 
 /// The machine to run.
@@ -117,7 +117,7 @@ pub enum Ending {
     Saved,
 }
 
-/// The reason why a guest could not run or continue.
+/// The reason why a guest could not run, be saved or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no KVM.
@@ -153,9 +153,47 @@ pub enum Error {
     /// The PMU part.
     #[error("{0}")]
     Pmu(#[from] vpmu_kvm::Error),
-    /// The machine cannot be saved, or cannot continue here.
-    #[error("{0}")]
-    Save(#[from] SaveError),
+    /// The file for a saved machine cannot be written. The previous file is still there.
+    #[error("save the machine to {0}: {1}")]
+    Save(String, #[source] std::io::Error),
+    /// The file of a saved machine cannot be read.
+    #[error("restore from {0}: {1}")]
+    Restore(String, #[source] std::io::Error),
+    /// The file to restore from is no saved machine.
+    #[error("restore from {0}: it holds no machine that vpmu-vmm has saved")]
+    Foreign(String),
+    /// The file is another vpmu-vmm's: its format, and the one that can be read.
+    #[error(
+        "restore from {0}: its format is {1}, and this vpmu-vmm reads {2}; use the one that saved it"
+    )]
+    Version(String, u32, u32),
+    /// The file differs from what was written.
+    #[error("restore from {0}: the file is damaged ({1}); save the machine again")]
+    Damaged(String, &'static str),
+    /// The guest has found features that this host does not have: a leaf of CPUID, EAX to EDX, and the bits.
+    #[error(
+        "restore on this host: the guest has found processor features that are not here \
+         (CPUID leaf {0:#x}, {1}: {2:#x}); use a host with the same processor"
+    )]
+    Features(u32, &'static str, u32),
+    /// The guest's TSC has another rate than the host's, which is the second.
+    #[error(
+        "restore on this host: the guest's TSC runs at {0} kHz and this host's at {1} kHz, \
+         and KVM cannot scale it here"
+    )]
+    Tsc(u32, u32),
+    /// An MSR that KVM does not take, and the guest's value of it.
+    #[error(
+        "restore on this host: KVM does not take MSR {0:#x} = {1:#x}; use a host with the \
+         same kernel and processor"
+    )]
+    Msr(u32, u64),
+    /// An event that this host cannot count.
+    #[error(
+        "restore on this host: the guest's PMU counts {0:?}, which this host cannot; restore where \
+         there is such a PMU"
+    )]
+    Event(ArchEvent),
     /// The operating system.
     #[error("{0}: {1}")]
     Os(&'static str, #[source] std::io::Error),

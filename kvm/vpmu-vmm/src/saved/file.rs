@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use flate2::{CrcReader, CrcWriter};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::{Error, MachineState};
+use super::MachineState;
+use crate::Error;
 
 const MAGIC: &[u8; 8] = b"vpmu-vmm";
 /// The format's number, which changes with everything in [`MachineState`].
@@ -39,7 +40,7 @@ pub(crate) fn check_place(path: &Path) -> Result<(), Error> {
         Ok(about) if !about.is_file() => Err(io::Error::other("it is there, and is no file")),
         _ => tempfile::tempfile_in(folder(&real)).map(drop),
     };
-    place.map_err(|error| Error::Write(path.display().to_string(), error))
+    place.map_err(|error| Error::Save(path.display().to_string(), error))
 }
 
 /// Returns where a file is that a link may name.
@@ -60,7 +61,7 @@ pub(crate) fn write(
     state: &MachineState,
     memory: &GuestMemoryMmap,
 ) -> Result<(), Error> {
-    let error = |error| Error::Write(path.display().to_string(), error);
+    let error = |error| Error::Save(path.display().to_string(), error);
     let path = &real(path);
     let file = tempfile::NamedTempFile::new_in(folder(path)).map_err(error)?;
     write_to(BufWriter::new(file.as_file()), state, memory).map_err(error)?;
@@ -153,7 +154,7 @@ impl Reader {
     /// Opens a file, and returns the machine without its memory, and the rest.
     pub(crate) fn open(path: &Path) -> Result<(MachineState, Self), Error> {
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|error| Error::Read(name.clone(), error))?;
+        let file = File::open(path).map_err(|error| Error::Restore(name.clone(), error))?;
         Self::new(BufReader::new(file), name)
     }
 }
@@ -171,11 +172,7 @@ impl<R: Read> Reader<R> {
         }
         let saved = u32::from_le_bytes(reader.number()?);
         if saved != FORMAT {
-            return Err(Error::Version {
-                file: reader.name,
-                saved,
-                known: FORMAT,
-            });
+            return Err(Error::Version(reader.name, saved, FORMAT));
         }
         let length = u32::from_le_bytes(reader.number()?);
         if length > LONGEST_STATE {
@@ -242,7 +239,7 @@ impl<R: Read> Reader<R> {
             .read_exact(bytes)
             .map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => self.damaged("it ends too early"),
-                _ => Error::Read(self.name.clone(), error),
+                _ => Error::Restore(self.name.clone(), error),
             })
     }
 

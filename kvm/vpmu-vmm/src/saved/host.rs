@@ -4,7 +4,7 @@ use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::ArchEvent;
 use vpmu_kvm::Capability;
 
-use super::Error;
+use crate::Error;
 
 /// CPUID's registers of feature bits: leaf, subleaf, and for EAX to EDX the bits that are features.
 /// Other bits are numbers, or, as OSXSAVE, the guest's own settings.
@@ -36,11 +36,7 @@ pub(crate) fn check(
         for (((saved, here), mask), register) in saved.into_iter().zip(here).zip(masks).zip(names) {
             let missing = saved & !here & mask;
             if missing != 0 {
-                return Err(Error::Features {
-                    leaf,
-                    register,
-                    missing,
-                });
+                return Err(Error::Features(leaf, register, missing));
             }
         }
     }
@@ -73,11 +69,7 @@ mod tests {
         assert!(check(&[leaf(1, 0b0110 | 1 << 27)], &here, None).is_ok());
         assert!(matches!(
             check(&[leaf(1, 0b1110)], &here, None),
-            Err(Error::Features {
-                leaf: 1,
-                register: "ECX",
-                missing: 0b1000
-            })
+            Err(Error::Features(1, "ECX", 0b1000))
         ));
         let nothing = CpuId::from_entries(&[]).unwrap();
         assert!(check(&[leaf(7, 1)], &nothing, None).is_err());

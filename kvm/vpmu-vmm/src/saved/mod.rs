@@ -9,7 +9,6 @@
 //! and `vcpu.rs` gives the reasons.
 
 mod clock;
-mod error;
 mod file;
 mod host;
 mod vcpu;
@@ -19,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use vpmu::counter::Policy;
 
 pub(super) use clock::Clock;
-pub use error::Error;
 #[cfg(fuzzing)]
 pub(super) use file::forge;
 pub(super) use file::{Reader, check_place, write};

@@ -17,8 +17,7 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
-use super::Error;
-use crate::kvm;
+use crate::{Error, kvm};
 use vpmu_kvm::{State, Vendor};
 
 const IA32_TSC: u32 = 0x10;
@@ -53,7 +52,7 @@ impl VcpuState {
         cpuid: &CpuId,
         parts: State,
         msrs: &[u32],
-    ) -> Result<Self, crate::Error> {
+    ) -> Result<Self, Error> {
         Ok(Self {
             cpuid: cpuid.as_slice().to_vec(),
             parts,
@@ -71,16 +70,14 @@ impl VcpuState {
     }
 
     /// Writes the state into a new vCPU. The machine's own state comes after that of all its vCPUs.
-    pub(crate) fn restore(&self, fd: &VcpuFd) -> Result<(), crate::Error> {
+    pub(crate) fn restore(&self, fd: &VcpuFd) -> Result<(), Error> {
         let cpuid = self.cpuid()?;
         kvm("KVM_SET_CPUID2", fd.set_cpuid2(&cpuid))?;
         let here = kvm("KVM_GET_TSC_KHZ", fd.get_tsc_khz())?;
         let tolerance = u64::from(here) * u64::from(TSC_TOLERANCE_PPM) / 1_000_000;
         if u64::from(here.abs_diff(self.tsc_khz)) > tolerance {
-            fd.set_tsc_khz(self.tsc_khz).map_err(|_| Error::Tsc {
-                saved: self.tsc_khz,
-                here,
-            })?;
+            fd.set_tsc_khz(self.tsc_khz)
+                .map_err(|_| Error::Tsc(self.tsc_khz, here))?;
         }
         kvm("KVM_SET_MP_STATE", fd.set_mp_state(self.mp_state))?;
         kvm("KVM_SET_REGS", fd.set_regs(&self.regs))?;
@@ -117,9 +114,9 @@ impl VcpuState {
         self.tsc_khz
     }
 
-    pub(crate) fn cpuid(&self) -> Result<CpuId, crate::Error> {
+    pub(crate) fn cpuid(&self) -> Result<CpuId, Error> {
         CpuId::from_entries(&self.cpuid)
-            .map_err(|_| crate::Error::Stopped("its CPUID has too many leaves".to_owned()))
+            .map_err(|_| Error::Stopped("its CPUID has too many leaves".to_owned()))
     }
 }
 
@@ -131,7 +128,7 @@ fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
 }
 
 /// Returns those of `indices` that exist, in an order in which they can be written.
-fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, crate::Error> {
+fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut wanted: Vec<kvm_msr_entry> = indices
         .iter()
         .map(|&index| kvm_msr_entry {
@@ -153,12 +150,12 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, crate::
 }
 
 /// Returns the present TSC.
-pub(super) fn tsc(fd: &VcpuFd) -> Result<u64, crate::Error> {
+pub(super) fn tsc(fd: &VcpuFd) -> Result<u64, Error> {
     let found = read_msrs(fd, &[IA32_TSC])?;
     Ok(found.first().map_or(0, |msr| msr.data))
 }
 
-fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), crate::Error> {
+fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), Error> {
     let mut rest = values;
     while !rest.is_empty() {
         let written = kvm("KVM_SET_MSRS", fd.set_msrs(&entries(rest)?))?;
@@ -169,11 +166,7 @@ fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), crate::Error>
         // value.
         let now = read_msrs(fd, &[refused.index])?;
         if now.first().is_none_or(|now| now.data != refused.data) {
-            return Err(Error::Msr {
-                index: refused.index,
-                value: refused.data,
-            }
-            .into());
+            return Err(Error::Msr(refused.index, refused.data));
         }
         rest = &rest[written + 1..];
     }
@@ -189,8 +182,8 @@ fn rank(index: u32) -> u8 {
     }
 }
 
-fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, crate::Error> {
-    Msrs::from_entries(msrs).map_err(|_| crate::Error::Stopped("too many MSRs".to_owned()))
+fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, Error> {
+    Msrs::from_entries(msrs).map_err(|_| Error::Stopped("too many MSRs".to_owned()))
 }
 
 #[cfg(any(test, fuzzing))]

@@ -112,7 +112,7 @@ fn what_is_no_saved_machine_says_so() {
     newer[MAGIC.len()] += 1;
     assert!(matches!(
         read(&newer),
-        Err(Error::Version { saved, known: FORMAT, .. }) if saved == FORMAT + 1
+        Err(Error::Version(_, saved, FORMAT)) if saved == FORMAT + 1
     ));
     let mut longer = written();
     longer.push(0);
@@ -132,7 +132,7 @@ fn a_file_is_replaced_whole_or_not_at_all() {
     let nowhere = folder.path().join("none/machine");
     assert!(matches!(
         write(&nowhere, &state, &memory),
-        Err(Error::Write(..))
+        Err(Error::Save(..))
     ));
     // A machine that claims more memory than there is cannot be written to its end.
     let state = MachineState {
