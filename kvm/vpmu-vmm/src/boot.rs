@@ -27,19 +27,8 @@ const ACPI: u64 = 0xe_0000;
 const HIGH: u64 = 0x10_0000;
 const PAGE: u64 = 4096;
 
-/// The boot processor's first address.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry(u64);
-
-/// The place of the initramfs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Initrd {
-    at: u64,
-    size: u64,
-}
-
-/// Puts kernel, initramfs, command line and tables into `memory`.
-pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, Error> {
+/// Puts kernel, initramfs, command line and tables into `memory`. Returns the boot processor's first address.
+pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<u64, Error> {
     let (entry, end, header) = load_any_kernel(memory, config)?;
     let initrd = load_initrd(memory, &config.initrd, end..config.memory)?;
     let command_line = config.command_line.as_bytes();
@@ -57,7 +46,7 @@ pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, E
     write_page_tables(memory)?;
     let gdt = [0_u64, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
     write(memory, GDT, &gdt.map(u64::to_le_bytes).concat(), "the GDT")?;
-    Ok(Entry(entry))
+    Ok(entry)
 }
 
 /// Loads the kernel: a bzImage as it is, unless its RDPMCs are to be rewritten. Returns its first address, the end of
@@ -116,22 +105,19 @@ fn load_kernel(memory: &GuestMemoryMmap, size: u64, kernel: &Kernel) -> Result<u
     }
 }
 
-/// Puts the parts of the initramfs at the begin of `room`, without a copy of this process's own.
+/// Puts the parts of the initramfs at the begin of `room`, without a copy of this process's own. Returns where they are.
 fn load_initrd(
     memory: &GuestMemoryMmap,
     paths: &[PathBuf],
     room: Range<u64>,
-) -> Result<Initrd, Error> {
+) -> Result<Range<u64>, Error> {
     let at = room.start.next_multiple_of(PAGE);
     let mut end = at;
     for path in paths {
         // The kernel expects the next archive at a multiple of four. Between two are zeros.
         end = load_file(memory, path, end.next_multiple_of(4)..room.end)?;
     }
-    Ok(match end - at {
-        0 => Initrd::default(),
-        size => Initrd { at, size },
-    })
+    Ok(if end == at { 0..0 } else { at..end })
 }
 
 /// Reads the file `path` to the begin of `room`, and returns the end of the bytes there.
@@ -157,7 +143,7 @@ fn load_file(memory: &GuestMemoryMmap, path: &Path, room: Range<u64>) -> Result<
 }
 
 /// Returns the zero page. Memory ends below 4 GiB, so every address fits into 32 bits.
-fn boot_params(config: &Config, initrd: Initrd, hdr: setup_header) -> boot_params {
+fn boot_params(config: &Config, initrd: Range<u64>, hdr: setup_header) -> boot_params {
     const USABLE: u32 = 1;
     /// The number of a boot loader without one.
     const UNKNOWN_LOADER: u8 = 0xff;
@@ -168,8 +154,8 @@ fn boot_params(config: &Config, initrd: Initrd, hdr: setup_header) -> boot_param
         ..Default::default()
     };
     params.hdr.type_of_loader = UNKNOWN_LOADER;
-    params.hdr.ramdisk_image = initrd.at as u32;
-    params.hdr.ramdisk_size = initrd.size as u32;
+    params.hdr.ramdisk_image = initrd.start as u32;
+    params.hdr.ramdisk_size = (initrd.end - initrd.start) as u32;
     params.hdr.cmd_line_ptr = COMMAND_LINE as u32;
     params.hdr.cmdline_size = config.command_line.len() as u32;
     let map = [(0, LOW_END), (HIGH, config.memory - HIGH)];
@@ -208,7 +194,7 @@ fn write(memory: &GuestMemoryMmap, at: u64, bytes: &[u8], what: &'static str) ->
 /// Sets the registers of the boot processor, in 64-bit mode with paging.
 pub(super) fn set_registers(
     vcpu: &kvm_ioctls::VcpuFd,
-    Entry(entry): Entry,
+    entry: u64,
 ) -> Result<(), kvm_ioctls::Error> {
     const PE: u64 = 1 << 0;
     const PG: u64 = 1 << 31;

@@ -7,10 +7,9 @@ use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu_kvm::{AfterRun, Exit, Offer};
 
-use super::boot::{self, Entry};
 use super::machine::Machine;
 use super::ports::Request;
-use super::{Ending, Error, cpuid, kvm};
+use super::{Ending, Error, boot, cpuid, kvm};
 
 /// A vCPU that does not run.
 pub(super) struct Vcpu {
@@ -26,8 +25,8 @@ pub(super) struct Vcpu {
 /// The beginning of a vCPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Start {
-    /// With its first instruction.
-    Entry(Entry),
+    /// With the instruction at this address.
+    Entry(u64),
     /// With the boot processor's call.
     Wait,
     /// Where it was saved: KVM and its parts have its state.
