@@ -7,7 +7,10 @@ use crate::cpu::Stop;
 /// A value of up to 64 bits: known (`u64`), or known in part ([`Masked`]).
 pub trait Word: Copy + Debug {
     /// Returns a value that is known, from the code or from a register of a guest that stands still.
-    fn of(bits: u64) -> Self;
+    #[inline(always)]
+    fn of(bits: u64) -> Self {
+        Self::computed(bits, true)
+    }
 
     /// Returns what was computed from values whose bits are all known. `firm`: these were.
     fn computed(bits: u64, firm: bool) -> Self;
@@ -59,11 +62,6 @@ pub trait Word: Copy + Debug {
 }
 
 impl Word for u64 {
-    #[inline(always)]
-    fn of(bits: u64) -> Self {
-        bits
-    }
-
     #[inline(always)]
     fn computed(bits: u64, _: bool) -> Self {
         bits
@@ -148,10 +146,6 @@ impl Masked {
 }
 
 impl Word for Masked {
-    fn of(bits: u64) -> Self {
-        Self::new(bits, 0, true)
-    }
-
     fn computed(bits: u64, firm: bool) -> Self {
         Self::new(bits, 0, firm)
     }

@@ -90,16 +90,17 @@ impl Decoded {
 
     /// Returns whether the instruction, which is not predicted, is followed by the next one, unless it faults.
     pub fn goes_on(&self) -> bool {
-        let waits = matches!(
-            self.instruction.mnemonic(),
-            Mnemonic::Hlt | Mnemonic::Mwait | Mnemonic::Mwaitx | Mnemonic::Popf | Mnemonic::Popfq
-        );
-        let calls_host = matches!(
-            self.instruction.mnemonic(),
+        match self.instruction.mnemonic() {
+            // They wait; behind POPF, TF would be the guest's.
+            Mnemonic::Hlt
+            | Mnemonic::Mwait
+            | Mnemonic::Mwaitx
+            | Mnemonic::Popf
+            | Mnemonic::Popfq => false,
             // A host answers a hypercall, and the vCPU goes on behind it.
-            Mnemonic::Vmcall | Mnemonic::Vmmcall
-        );
-        !waits && (self.instruction.flow_control() == FlowControl::Next || calls_host)
+            Mnemonic::Vmcall | Mnemonic::Vmmcall => true,
+            _ => self.instruction.flow_control() == FlowControl::Next,
+        }
     }
 
     /// Returns whether only a processor can execute the instruction, or the vCPU is to do so alone.
