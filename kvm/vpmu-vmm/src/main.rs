@@ -195,35 +195,31 @@ enum Follow {
 impl Cli {
     /// Returns the model that the options ask for together.
     fn model(&self) -> Result<vpmu_kvm::Model, Error> {
-        let (pebs, is_amd) = (self.pebs != Pebs::Off, Vendor::of_host() == Vendor::Amd);
-        let model = match self.model {
-            _ if self.paravirt => return Ok(vpmu_kvm::Model::Paravirtual),
-            Model::Auto if is_amd && self.perfmon.is_none() => match self.lbr {
-                Lbr::Off => Model::Amd,
-                _ => Model::AmdV2,
-            },
-            Model::Auto => Model::Intel,
-            model => model,
-        };
-        let interface = match model {
-            Model::Amd => amd::Interface::Core,
-            Model::AmdV2 => amd::Interface::V2,
-            Model::Auto | Model::Intel => {
-                let version = self.perfmon.unwrap_or(Perfmon::V5);
-                return Ok(vpmu_kvm::Model::Intel { version, pebs });
-            }
+        let pebs = self.pebs != Pebs::Off;
+        let is_amd = match self.model {
+            // A version is Intel's.
+            Model::Auto => self.perfmon.is_none() && Vendor::of_host() == Vendor::Amd,
+            Model::Intel => false,
+            Model::Amd | Model::AmdV2 => true,
         };
         let refused = |text: &str| Err(Error::Config(text.to_owned()));
-        if pebs {
-            return refused("PEBS is Intel's: leave --pebs out, or choose --model intel");
-        }
-        if self.perfmon.is_some() {
-            return refused(
+        match self.model {
+            _ if self.paravirt => Ok(vpmu_kvm::Model::Paravirtual),
+            _ if is_amd && pebs => {
+                refused("PEBS is Intel's: leave --pebs out, or choose --model intel")
+            }
+            _ if is_amd && self.perfmon.is_some() => refused(
                 "AMD's PMU has no version of architectural performance monitoring: leave --perfmon out, or \
                  choose --model intel",
-            );
+            ),
+            Model::Amd => Ok(vpmu_kvm::Model::Amd(amd::Interface::Core)),
+            Model::AmdV2 => Ok(vpmu_kvm::Model::Amd(amd::Interface::V2)),
+            Model::Auto if is_amd => Ok(vpmu_kvm::Model::Auto),
+            Model::Auto | Model::Intel => Ok(vpmu_kvm::Model::Intel {
+                version: self.perfmon.unwrap_or(Perfmon::V5),
+                pebs,
+            }),
         }
-        Ok(vpmu_kvm::Model::Amd(interface))
     }
 
     fn skid(&self) -> Skid {
