@@ -52,7 +52,7 @@ fn forge(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
             }
         }
     }
-    let mut pieces = Vec::new();
+    let mut pages = Vec::new();
     for _ in 0..input.int_in_range(0..=4)? {
         let page = u64::from(input.arbitrary::<u32>()?) << 12;
         let at = match input.int_in_range(0..=7)? {
@@ -60,13 +60,12 @@ fn forge(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
             1 => page,
             _ => page & 0x3ff_ffff,
         };
+        // A page, or what is none.
         let length = match input.int_in_range(0..=7)? {
-            0 => input.arbitrary()?,
-            _ => u64::from(input.arbitrary::<u8>()? % 4) << 12,
+            0 => input.int_in_range(0..=0x4000)?,
+            _ => 0x1000,
         };
-        let there =
-            length.min(0x4000) as usize - input.int_in_range(0..=1)? * usize::from(length != 0);
-        pieces.push((at, length, vec![0x5a; there]));
+        pages.push((at, vec![0x5a; length]));
     }
-    Ok(forged::file(&state, &pieces))
+    Ok(forged::file(&state, &pages))
 }

@@ -38,10 +38,9 @@ pub fn blank() -> Vec<u8> {
     postcard::to_stdvec(&state).expect("plain data")
 }
 
-/// Returns a file of this state and of pieces of memory, each with the place and the length that it claims. Its
-/// checksums are right.
-pub fn file(state: &[u8], pieces: &[(u64, u64, Vec<u8>)]) -> Vec<u8> {
-    saved::forge(state, pieces)
+/// Returns a file of this state and of pages of memory, each with the place that it claims. Its checksums are right.
+pub fn file(state: &[u8], pages: &[(u64, Vec<u8>)]) -> Vec<u8> {
+    saved::forge(state, pages)
 }
 
 /// Continues the machine in `file`, as [`restore`](crate::restore) does, as far as that needs no KVM.

@@ -2,12 +2,11 @@
 //!
 //! ```text
 //! "vpmu-vmm" | format, u32 | length, u32 | the state (postcard) | CRC-32 of all before, u32
-//! any number of: address, u64 | length, u64, not 0 | so many bytes of memory
-//! 0, u64 | 0, u64 | CRC-32 of all before, u32
+//! any number of: address, u64 | a page of memory
+//! all ones, u64 | CRC-32 of all before, u32
 //! ```
 //!
-//! Numbers are little-endian. Memory that is missing is zero. Pieces of memory are whole pages, at most 1 MiB each, and
-//! ascend. The state is checked before it is used, and the memory before a vCPU runs.
+//! Numbers are little-endian. Pages ascend, and those that are missing are zero. The state is checked before it is used, and the memory before a vCPU runs.
 //!
 //! A file may be forged, with right checksums and everything else wrong. Reading it takes at most 2 MiB for the state,
 //! 16 MiB for the decoded state, and one pass over a file that is no longer than the largest guest, however long the
@@ -25,12 +24,14 @@ use crate::Error;
 
 const MAGIC: &[u8; 8] = b"vpmu-vmm";
 /// The format's number, which changes with everything in [`MachineState`].
-const FORMAT: u32 = 9;
+const FORMAT: u32 = 10;
 /// 64 vCPUs, the largest machine, need about 700 KiB. Decoded, a byte becomes eight at the most.
 const LONGEST_STATE: u32 = 2 << 20;
 const PAGE: usize = 4096;
-/// Memory goes through a buffer of this size.
-const RUN: usize = 1 << 20;
+/// Stands where another page's address would.
+const NO_MORE: u64 = u64::MAX;
+/// The file goes through a buffer of this size.
+const BUFFER: usize = 1 << 20;
 
 /// Checks that [`write`] can write there, as far as that is known before there is something to write.
 pub(crate) fn check_place(path: &Path) -> Result<(), Error> {
@@ -64,7 +65,12 @@ pub(crate) fn write(
     let error = |error| Error::Save(path.display().to_string(), error);
     let path = &real(path);
     let file = tempfile::NamedTempFile::new_in(folder(path)).map_err(error)?;
-    write_to(BufWriter::new(file.as_file()), state, memory).map_err(error)?;
+    write_to(
+        BufWriter::with_capacity(BUFFER, file.as_file()),
+        state,
+        memory,
+    )
+    .map_err(error)?;
     file.as_file().sync_all().map_err(error)?;
     file.persist(path).map_err(|e| error(e.error))?;
     Ok(())
@@ -77,30 +83,17 @@ fn write_to<W: Write>(output: W, state: &MachineState, memory: &GuestMemoryMmap)
         &postcard::to_stdvec(state).map_err(io::Error::other)?,
     )?;
 
-    let mut run = Vec::with_capacity(RUN);
-    let mut begin = 0;
+    let mut page = [0; PAGE];
     for at in (0..state.memory).step_by(PAGE) {
-        let end = run.len();
-        run.resize(end + PAGE, 0);
         memory
-            .read_slice(&mut run[end..], GuestAddress(at))
+            .read_slice(&mut page, GuestAddress(at))
             .map_err(io::Error::other)?;
-        let empty = run[end..] == [0; PAGE];
-        if empty {
-            run.truncate(end);
-        }
-        if !run.is_empty() && (empty || run.len() == RUN) {
-            write_run(&mut output, begin, &run)?;
-            run.clear();
-        }
-        if run.is_empty() {
-            begin = at + PAGE as u64;
+        if page != [0; PAGE] {
+            output.write_all(&at.to_le_bytes())?;
+            output.write_all(&page)?;
         }
     }
-    if !run.is_empty() {
-        write_run(&mut output, begin, &run)?;
-    }
-    write_run(&mut output, 0, &[])?;
+    output.write_all(&NO_MORE.to_le_bytes())?;
     write_sum(&mut output)?;
     output.flush()
 }
@@ -113,30 +106,23 @@ fn write_state<W: Write>(output: &mut CrcWriter<W>, bytes: &[u8]) -> io::Result<
     write_sum(output)
 }
 
-/// Returns a file with right checksums, of a state and of pieces of memory that may be anything: the place and the
-/// length that each claims, and the bytes.
+/// Returns a file with right checksums, of a state and of pages of memory that may be anything: the place that each
+/// claims, and the bytes.
 #[cfg(fuzzing)]
-pub(crate) fn forge(state: &[u8], pieces: &[(u64, u64, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn forge(state: &[u8], pages: &[(u64, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut output = CrcWriter::new(&mut bytes);
     let mut write = || {
         write_state(&mut output, state)?;
-        for (at, length, piece) in pieces {
+        for (at, page) in pages {
             output.write_all(&at.to_le_bytes())?;
-            output.write_all(&length.to_le_bytes())?;
-            output.write_all(piece)?;
+            output.write_all(page)?;
         }
-        write_run(&mut output, 0, &[])?;
+        output.write_all(&NO_MORE.to_le_bytes())?;
         write_sum(&mut output)
     };
     write().expect("a vector takes all");
     bytes
-}
-
-fn write_run<W: Write>(output: &mut CrcWriter<W>, at: u64, run: &[u8]) -> io::Result<()> {
-    output.write_all(&at.to_le_bytes())?;
-    output.write_all(&(run.len() as u64).to_le_bytes())?;
-    output.write_all(run)
 }
 
 fn write_sum<W: Write>(output: &mut CrcWriter<W>) -> io::Result<()> {
@@ -155,7 +141,7 @@ impl Reader {
     pub(crate) fn open(path: &Path) -> Result<(MachineState, Self), Error> {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|error| Error::Restore(name.clone(), error))?;
-        Self::new(BufReader::new(file), name)
+        Self::new(BufReader::with_capacity(BUFFER, file), name)
     }
 }
 
@@ -189,28 +175,22 @@ impl<R: Read> Reader<R> {
 
     /// Fills `memory`, which is all zero, and checks that the file ends there.
     pub(crate) fn memory(mut self, memory: &GuestMemoryMmap) -> Result<(), Error> {
-        const WHOLE: u64 = PAGE as u64;
-        let mut run = Vec::new();
-        let mut end = 0;
+        let mut page = [0; PAGE];
+        let mut next = 0;
         loop {
             let at = u64::from_le_bytes(self.number()?);
-            let length = u64::from_le_bytes(self.number()?);
-            if length == 0 {
+            if at == NO_MORE {
                 break;
             }
-            if length > RUN as u64 || !length.is_multiple_of(WHOLE) {
-                return Err(self.damaged("the length of a piece of memory"));
-            }
             // Each page comes once, so that a file without an end is not read for ever.
-            if at < end || !at.is_multiple_of(WHOLE) {
-                return Err(self.damaged("the place of a piece of memory"));
+            if at < next || !at.is_multiple_of(PAGE as u64) {
+                return Err(self.damaged("the place of a page of memory"));
             }
-            end = at.saturating_add(length);
-            run.resize(length as usize, 0);
-            self.fill(&mut run)?;
+            next = at.saturating_add(PAGE as u64);
+            self.fill(&mut page)?;
             memory
-                .write_slice(&run, GuestAddress(at))
-                .map_err(|_| self.damaged("the place of a piece of memory"))?;
+                .write_slice(&page, GuestAddress(at))
+                .map_err(|_| self.damaged("the place of a page of memory"))?;
         }
         self.check_sum()?;
         match self.input.read(&mut [0]) {

@@ -24,8 +24,13 @@ fn state() -> MachineState {
 /// Returns a machine with some contents.
 fn machine() -> (MachineState, GuestMemoryMmap) {
     let memory = memory();
-    // The first page, the last one, some in a row, and one that is longer than a buffer.
-    for (at, length) in [(0, 1), (0x5000, 0x3000), (0x10_0800, RUN), (MEMORY - 1, 1)] {
+    // The first page, the last one, some in a row, and more than a buffer.
+    for (at, length) in [
+        (0, 1),
+        (0x5000, 0x3000),
+        (0x10_0800, BUFFER),
+        (MEMORY - 1, 1),
+    ] {
         memory
             .write_slice(&vec![0x5a; length], GuestAddress(at))
             .unwrap();
@@ -57,7 +62,7 @@ fn contents(memory: &GuestMemoryMmap) -> Vec<u8> {
 fn what_is_written_is_read() {
     let (state, memory) = machine();
     let bytes = written();
-    let stored = 5 * PAGE + RUN + PAGE;
+    let stored = 5 * PAGE + BUFFER + PAGE;
     assert!(
         (stored..stored + 0x8000).contains(&bytes.len()),
         "zero pages are not stored"
@@ -200,8 +205,8 @@ fn no_byte_may_change() {
 fn a_forged_file_is_an_error_or_a_machine_that_may_be() {
     let forger = Forger::new();
     let (mut refused, mut taken) = (0, 0);
-    // The test changes all of the state and the first piece's header, and some of the rest.
-    let state = forger.sum + 4 + 16;
+    // The test changes all of the state and the first page's place, and some of the rest.
+    let state = forger.sum + 4 + 8;
     for at in (0..state).chain((state..forger.bytes.len() - 4).step_by(61)) {
         match read(&forger.forged(at, [1, 0x80, 0xff][at % 3])) {
             Err(_) => refused += 1,
@@ -211,7 +216,7 @@ fn a_forged_file_is_an_error_or_a_machine_that_may_be() {
             }
         }
     }
-    // Registers and the contents of memory may be anything; lengths and places may not.
+    // Registers and the contents of memory may be anything; places may not.
     assert!(refused > 20 && taken > 1000, "{refused} {taken}");
 }
 
@@ -263,12 +268,7 @@ impl Read for Endless<'_> {
         }
         if self.page.is_empty() {
             self.left = self.left.checked_sub(1).expect("read for ever");
-            self.page = [
-                &0x5000_u64.to_le_bytes()[..],
-                &0x1000_u64.to_le_bytes(),
-                &[1; PAGE],
-            ]
-            .concat();
+            self.page = [&0x5000_u64.to_le_bytes()[..], &[1; PAGE]].concat();
         }
         let more = self.page.as_slice().read(buffer)?;
         self.page.drain(..more);
@@ -287,8 +287,5 @@ fn a_file_without_an_end_is_given_up() {
     };
     let (_, reader) = Reader::new(endless, "file".to_owned()).unwrap();
     let error = reader.memory(&memory()).unwrap_err();
-    assert!(
-        error.to_string().contains("the place of a piece"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("the place of a page"), "{error}");
 }
