@@ -83,10 +83,6 @@ pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, Error> {
         found.size,
     );
 
-    let damaged =
-        |method| move |error: &dyn std::fmt::Display| Error::Damaged(method, error.to_string());
-    // The host gives pages as they are filled: an announced size alone costs nothing.
-    let mut kernel = Vec::with_capacity(size);
     // Not for zstd: its decoder keeps all of a window back, and blocks of nothing cost it little.
     let written = Cell::new(0);
     let input = |data| Input {
@@ -94,53 +90,51 @@ pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, Error> {
         read: 0,
         written: &written,
     };
-    let mut decompress = |method, reader: &mut dyn Read| {
-        let mut some = [0; 1 << 16];
-        // One byte more than there should be, to notice it.
-        let mut reader = reader.take(size as u64 + 1);
-        loop {
-            match reader
-                .read(&mut some)
-                .map_err(|error| damaged(method)(&error))?
-            {
-                0 => return Ok(()),
-                more => kernel.extend_from_slice(&some[..more]),
-            }
-            written.set(kernel.len() as u64);
-        }
-    };
-    let method = match *data {
+    let (method, kernel) = match *data {
         [0x1f, 0x8b, ..] => {
-            decompress("gzip", &mut flate2::read::GzDecoder::new(input(payload)))?;
-            "gzip"
+            let decoder = flate2::read::GzDecoder::new(input(payload));
+            ("gzip", unpack(decoder, size, &written))
         }
         [0xfd, b'7', b'z', b'X', ..] => {
-            let window = (LARGEST_WINDOW >> 10) as u32;
-            decompress(
-                "xz",
-                &mut lzma_rust2::XzReader::new_mem_limit(input(data), false, window + XZ_OVERHEAD),
-            )?;
-            "xz"
+            let most = (LARGEST_WINDOW >> 10) as u32 + XZ_OVERHEAD;
+            let decoder = lzma_rust2::XzReader::new_mem_limit(input(data), false, most);
+            ("xz", unpack(decoder, size, &written))
         }
         _ if data.starts_with(&ZSTD_MAGIC) => {
-            let mut decoder =
-                ruzstd::decoding::StreamingDecoder::new_with_max_window_size(data, LARGEST_WINDOW)
-                    .map_err(|error| damaged("zstd")(&error))?;
-            decompress("zstd", &mut decoder)?;
-            "zstd"
+            let decoder =
+                ruzstd::decoding::StreamingDecoder::new_with_max_window_size(data, LARGEST_WINDOW);
+            let decoder = decoder.map_err(io::Error::other);
+            ("zstd", decoder.and_then(|it| unpack(it, size, &written)))
         }
         _ if data.starts_with(&LZ4_MAGIC) => {
-            kernel = lz4_legacy(&data[LZ4_MAGIC.len()..], size)?;
-            "lz4"
+            ("lz4", Ok(lz4_legacy(&data[LZ4_MAGIC.len()..], size)?))
         }
         [a, b, c, d, ..] => return Err(Error::Compression([a, b, c, d])),
         _ => return Err(Error::Truncated("its payload is empty")),
     };
-    if kernel.len() != size {
-        let text = format!("{size} bytes announced, {} found", kernel.len());
-        return Err(Error::Damaged(method, text));
+    match kernel {
+        Ok(kernel) if kernel.len() == size => Ok(kernel),
+        Ok(kernel) => Err(Error::Damaged(
+            method,
+            format!("{size} bytes announced, {} found", kernel.len()),
+        )),
+        Err(error) => Err(Error::Damaged(method, error.to_string())),
     }
-    Ok(kernel)
+}
+
+/// Returns what `decoder` gives: one byte more than there should be at most, to notice it.
+fn unpack(decoder: impl Read, size: usize, written: &Cell<u64>) -> io::Result<Vec<u8>> {
+    // The host gives pages as they are filled: an announced size alone costs nothing.
+    let mut kernel = Vec::with_capacity(size);
+    let mut decoder = decoder.take(size as u64 + 1);
+    let mut some = [0; 1 << 16];
+    loop {
+        match decoder.read(&mut some)? {
+            0 => return Ok(kernel),
+            more => kernel.extend_from_slice(&some[..more]),
+        }
+        written.set(kernel.len() as u64);
+    }
 }
 
 /// Compressed data, as long as it is worth reading. No method makes data longer by more than a few
