@@ -90,11 +90,9 @@ impl Objects {
         if let Some(place) = known
             && let Some(object) = place
         {
-            if object.checked == self.stack {
-                return Ok(Some(*object));
-            }
             // The address space may be another program's by now, or the object another one.
-            if identity(reader, object.base) == Ok(object.identity) {
+            if object.checked == self.stack || identity(reader, object.base) == Ok(object.identity)
+            {
                 object.checked = self.stack;
                 return Ok(Some(*object));
             }

@@ -40,27 +40,14 @@ struct Table<'a, 'b> {
 impl Table<'_, '_> {
     /// Returns an entry of `low..high`: the one at `middle`, or one on another page where that is absent.
     fn near(&mut self, middle: u64, low: u64, high: u64) -> Result<(u64, (u64, u64)), Cut> {
-        match self.entry(middle) {
-            Err(Cut::PageAbsent) => {}
-            found => return found.map(|entry| (middle, entry)),
-        }
-        for distance in (1..=AROUND).map(|pages| pages * STRIDE) {
-            let above = middle.checked_add(distance).filter(|&n| n < high);
-            let below = middle.checked_sub(distance).filter(|&n| n >= low);
-            if above.is_none() && below.is_none() {
-                break;
-            }
-            for n in [above, below].into_iter().flatten() {
-                match self.entry(n) {
-                    Err(Cut::PageAbsent) => {}
-                    found => return found.map(|entry| (n, entry)),
-                }
-            }
-        }
+        let around = (1..=AROUND).map(|pages| pages * STRIDE);
+        let around = around.flat_map(|n| [middle.checked_add(n), middle.checked_sub(n)]);
+        let around = around.flatten().filter(|n| (low..high).contains(n));
         // The ends may be on pages of their neighbours'.
-        for n in [low, high - 1] {
-            if let Ok(entry) = self.entry(n) {
-                return Ok((n, entry));
+        for n in [middle].into_iter().chain(around).chain([low, high - 1]) {
+            match self.entry(n) {
+                Err(Cut::PageAbsent) => {}
+                found => return found.map(|entry| (n, entry)),
             }
         }
         Err(Cut::PageAbsent)

@@ -289,19 +289,18 @@ pub(crate) fn is_outermost(reader: &mut Reader<'_>, now: &Registers) -> Result<b
 fn fetch(reader: &mut Reader<'_>, at: u64) -> Result<Instruction, Cut> {
     let mut code = [0; LONGEST];
     let here = LONGEST.min((PAGE - at % PAGE) as usize);
-    let is_there = |result: Result<(), Cut>| match result {
-        Ok(()) => Ok(true),
-        Err(Cut::Budget) => Err(Cut::Budget),
-        Err(_) => Ok(false),
-    };
-    if !is_there(reader.read(at, &mut code[..here]))? {
-        return Err(Cut::NoCfi);
-    }
-    // An instruction at the end of a page may be whole.
+    reader
+        .read(at, &mut code[..here])
+        .map_err(|cut| match cut {
+            Cut::Budget => Cut::Budget,
+            _ => Cut::NoCfi,
+        })?;
     let behind = at.wrapping_add(here as u64);
-    let length = match here == LONGEST || !is_there(reader.read(behind, &mut code[here..]))? {
-        true => here,
-        false => LONGEST,
+    let length = match reader.read(behind, &mut code[here..]) {
+        Ok(()) => LONGEST,
+        Err(Cut::Budget) => return Err(Cut::Budget),
+        // An instruction at the end of a page may be whole.
+        Err(_) => here,
     };
     let mut decoder = Decoder::with_ip(64, &code[..length], at, DecoderOptions::NONE);
     let instruction = decoder.decode();
