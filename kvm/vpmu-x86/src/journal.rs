@@ -213,24 +213,20 @@ impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
 
     /// Returns the line at a linear address.
     #[inline]
-    fn line(&mut self, address: u64, is_store: bool) -> Result<&mut Line, Stop> {
+    fn line(&mut self, address: u64, access: Access) -> Result<&mut Line, Stop> {
         let linear = address & !(LINE - 1);
         let place = (address / LINE) as usize % PLACES;
         let found = self.found[place];
-        let line = match found.linear == linear && (found.may_store || !is_store) {
+        let line = match found.linear == linear && (found.may_store || access == Access::Load) {
             true => found.line,
-            false => self.find(linear, is_store)?,
+            false => self.find(linear, access)?,
         };
         self.journal.lines.get_mut(usize::from(line)).ok_or(Stop)
     }
 
     #[inline(never)]
-    fn find(&mut self, linear: u64, is_store: bool) -> Result<u8, Stop> {
-        let access = if is_store {
-            Access::Store
-        } else {
-            Access::Load
-        };
+    fn find(&mut self, linear: u64, access: Access) -> Result<u8, Stop> {
+        let is_store = access == Access::Store;
         let at = self.physical(linear, access)?;
         if is_store {
             self.may_store(linear & !(PAGE - 1), at & !(PAGE - 1))?;
@@ -264,10 +260,8 @@ impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
             return Ok(());
         }
         let is_full = self.journal.stored.len() == MOST_PAGES;
-        if is_full || self.journal.code.contains(&page) {
-            return Err(Stop);
-        }
-        if !self.space.memory().is_writable(page) {
+        let is_code = self.journal.code.contains(&page);
+        if is_full || is_code || !self.space.memory().is_writable(page) {
             return Err(Stop);
         }
         self.journal.stored.push((linear, page));
@@ -316,7 +310,7 @@ impl<M: Memory + ?Sized> Bus<u64> for Journaled<'_, '_, M> {
         if address & (u64::from(size) - 1) != 0 {
             return Err(Stop);
         }
-        let line = self.line(address, false)?;
+        let line = self.line(address, Access::Load)?;
         let word = (address % LINE / 8) as usize;
         line.loaded |= 1 << word;
         Ok(line.now[word] >> (8 * (address % 8)) & mask(size))
@@ -330,7 +324,7 @@ impl<M: Memory + ?Sized> Bus<u64> for Journaled<'_, '_, M> {
         }
         let (word, by) = ((address % LINE / 8) as usize, 8 * (address % 8));
         let (mask, value) = (mask(size) << by, (value & mask(size)) << by);
-        let line = self.line(address, true)?;
+        let line = self.line(address, Access::Store)?;
         line.now[word] = line.now[word] & !mask | value;
         let (at, journal) = (line.at + 8 * word as u64, &mut *self.journal);
         match journal.stores[journal.closed..].last_mut() {
