@@ -53,12 +53,6 @@ pub(crate) struct Entries {
     context: Box<UnwindContext<usize, Fixed>>,
 }
 
-impl core::fmt::Debug for Entries {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Entries").finish_non_exhaustive()
-    }
-}
-
 impl Entries {
     pub(crate) fn new() -> Self {
         Self {

@@ -42,7 +42,7 @@ pub(crate) struct Object {
 }
 
 /// Code that no object covers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Gap {
     space: u64,
     from: u64,
@@ -50,7 +50,6 @@ struct Gap {
     uses: u16,
 }
 
-#[derive(Debug)]
 pub(crate) struct Objects {
     kept: [Option<Object>; KEPT],
     next: usize,

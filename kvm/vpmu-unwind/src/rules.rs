@@ -60,7 +60,6 @@ pub(crate) type Key = (u64, u64);
 
 /// The rules last used, each at the place that its key says.
 // Not a hash map: a guest that makes functions without end would make it grow.
-#[derive(Debug)]
 pub(crate) struct Rules(Box<[Option<(Key, Rule)>]>);
 
 impl Rules {

@@ -8,12 +8,17 @@ use crate::way::{self, Ways};
 use crate::{Call, Cut, End, Frame, MOST_CALLS, Outcome, Registers, call, table};
 
 /// Finds the open calls of programs. One serves any number of address spaces.
-#[derive(Debug)]
 pub struct Unwinder {
     objects: Objects,
     rules: Rules,
     entries: Entries,
     ways: Ways,
+}
+
+impl core::fmt::Debug for Unwinder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Unwinder").finish_non_exhaustive()
+    }
 }
 
 impl Default for Unwinder {

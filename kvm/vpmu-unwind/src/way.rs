@@ -28,12 +28,6 @@ const LONGEST: usize = 15;
 /// Finds callers by code.
 pub(crate) struct Ways(InstructionInfoFactory);
 
-impl core::fmt::Debug for Ways {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Ways").finish_non_exhaustive()
-    }
-}
-
 /// A function on its way to its return.
 #[derive(Clone, Copy)]
 struct Way {
