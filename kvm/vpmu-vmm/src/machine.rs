@@ -14,29 +14,12 @@ use super::ports::Ports;
 pub(super) struct Machine {
     pub(super) vm: VmFd,
     pub(super) stop: AtomicBool,
-    ports: Mutex<Ports<io::Stdout>>,
+    pub(super) ports: Mutex<Ports<io::Stdout>>,
     pub(super) measurement: Measurement,
     pub(super) deadlines: Vec<Arc<Deadline>>,
 }
 
 impl Machine {
-    /// `parts`: those of all vCPUs.
-    pub(super) fn new<'a>(
-        vm: VmFd,
-        ports: Ports<io::Stdout>,
-        parts: impl Iterator<Item = &'a vpmu_kvm::Vcpu> + Clone,
-    ) -> Self {
-        let measurement = Measurement::default();
-        parts.clone().for_each(|parts| measurement.add(parts));
-        Self {
-            vm,
-            stop: AtomicBool::new(false),
-            ports: Mutex::new(ports),
-            measurement,
-            deadlines: parts.filter_map(vpmu_kvm::Vcpu::deadline).collect(),
-        }
-    }
-
     pub(super) fn ports(&self) -> MutexGuard<'_, Ports<io::Stdout>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,7 +2,8 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
@@ -15,7 +16,7 @@ use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
 use vpmu_kvm::{Freeze, Offer, Options, Rdpmc, detect};
-use vpmu_measure::About;
+use vpmu_measure::{About, Measurement};
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
 /// Returns its end and its cost, as JSON.
@@ -218,11 +219,17 @@ impl Vm<'_> {
         };
         let ports = Ports::new(&self.ports, interrupt, io::stdout(), offers)?;
         let parts = self.vcpus.iter().map(|vcpu| &vcpu.parts);
-        let machine = Arc::new(Machine::new(vm, ports, parts));
+        let machine = Arc::new(Machine {
+            vm,
+            stop: AtomicBool::new(false),
+            ports: Mutex::new(ports),
+            measurement: Measurement::default(),
+            deadlines: parts.clone().filter_map(vpmu_kvm::Vcpu::deadline).collect(),
+        });
+        parts.for_each(|parts| machine.measurement.add(parts));
         // Each vCPU is offered the same.
-        let first = self.vcpus.first().map(|vcpu| &vcpu.parts);
-        let offer = first.map_or_else(Offer::default, vpmu_kvm::Vcpu::offer);
-        let backing = first.and_then(vpmu_kvm::Vcpu::backing);
+        let first = &self.vcpus[0].parts;
+        let (offer, backing) = (first.offer(), first.backing());
         if self.measuring {
             machine.measurement.begin();
         }
