@@ -9,6 +9,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vpmu_kvm::{Offer, Rdpmc};
 
 use super::ports::COM1_IRQ;
 use super::{Error, kvm};
@@ -35,8 +36,8 @@ pub(super) struct Hardware {
 }
 
 impl Hardware {
-    /// Makes a machine with a guest that is offered parts with these MSRs.
-    pub(super) fn new(vcpus: usize, memory: u64, offered_msrs: &[u32]) -> Result<Self, Error> {
+    /// Makes a machine whose guest is offered these parts. `run`: its RDPMCs are rewritten at run time, and read MSRs.
+    pub(super) fn new(vcpus: usize, memory: u64, offer: &Offer, run: bool) -> Result<Self, Error> {
         if !MEMORY.contains(&memory) {
             return Err(Error::Config("--memory takes 64M to 3G".to_owned()));
         }
@@ -56,7 +57,11 @@ impl Hardware {
             ..Default::default()
         };
         kvm("KVM_CREATE_PIT2", vm.create_pit2(pit))?;
-        vpmu_kvm::intercept(&vm, offered_msrs)?;
+        let mut offered_msrs = offer.msrs();
+        if run {
+            offered_msrs.extend(Rdpmc::msrs(offer));
+        }
+        vpmu_kvm::intercept(&vm, &offered_msrs)?;
 
         let size = memory as usize;
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), size)])

@@ -31,11 +31,7 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         ..best(pmu)?
     };
     let rdpmc = rdpmc(pmu);
-    let mut hardware = Hardware::new(
-        config.vcpus.into(),
-        config.memory,
-        &offered_msrs(&offer, rdpmc.is_some()),
-    )?;
+    let mut hardware = Hardware::new(config.vcpus.into(), config.memory, &offer, rdpmc.is_some())?;
     let entry = boot::load(&hardware.memory, config)?;
     let options = pmu.map_or_else(Options::default, |pmu| pmu.options.clone());
     if let Some(warning) = offer.warning(&options) {
@@ -78,11 +74,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     if let (Some(rdpmc), Some(saved)) = (&rdpmc, &state.rdpmc) {
         rdpmc.restore(saved);
     }
-    let mut hardware = Hardware::new(
-        state.vcpus.len(),
-        state.memory,
-        &offered_msrs(&offer, rdpmc.is_some()),
-    )?;
+    let mut hardware = Hardware::new(state.vcpus.len(), state.memory, &offer, rdpmc.is_some())?;
     reader.memory(&hardware.memory)?;
     let leaves = restore.drop_paravirtual && pmu.is_some_and(PmuOptions::is_paravirtual);
     check(&state, pmu.filter(|_| !leaves), &hardware.cpuid)?;
@@ -126,15 +118,6 @@ fn best(pmu: Option<&PmuOptions>) -> Result<Offer, Error> {
         None => Ok(Offer::default()),
         Some(pmu) => Ok(detect(pmu.model, &pmu.options)?),
     }
-}
-
-/// Returns the MSRs of all offered parts, with those of an RDPMC that is rewritten at `run` time.
-fn offered_msrs(offer: &Offer, run: bool) -> Vec<u32> {
-    let mut msrs = offer.msrs();
-    if run {
-        msrs.extend(Rdpmc::msrs(offer));
-    }
-    msrs
 }
 
 /// Returns the record of the places by which RDPMC comes here, if the guest's kernel is not rewritten at load.
