@@ -24,7 +24,7 @@ pub struct Code {
     ops: Vec<Op>,
     bytes: Vec<u8>,
     /// The number of the present replay. Within a replay, bytes that were compared stay as they were.
-    replay: u32,
+    replay: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ struct Run {
     ip: u64,
     /// The address behind it.
     next: u64,
-    replay: u32,
+    replay: u64,
     /// Where its instructions begin, and how many there are; the same of its bytes.
     ops: (u32, u32),
     bytes: (u32, u32),
@@ -72,14 +72,13 @@ impl Code {
 
     /// Another replay begins: the guest may have changed its code.
     pub(crate) fn begin(&mut self) {
-        self.replay = self.replay.wrapping_add(1);
+        self.replay += 1;
         // Not in the midst of a replay, where the instructions are in use.
         let is_full = self.ops.len() > MOST_OPS / 2 || self.bytes.len() > MOST_BYTES / 2;
-        if self.replay == 0 || is_full {
+        if is_full {
             *self.runs = [NONE; MOST];
             self.ops.clear();
             self.bytes.clear();
-            self.replay = 1;
         }
     }
 

@@ -28,7 +28,7 @@ const fn mode(is_user: bool) -> Mode {
 struct Word64 {
     at: u64,
     /// The prediction that has stored it.
-    prediction: u32,
+    prediction: u64,
     /// The bits that were stored.
     stored: u64,
     value: Masked,
@@ -44,7 +44,7 @@ const NONE: Word64 = Word64 {
 /// The words that were stored, by their addresses. A guest that stores long is stopped where a word finds no place.
 pub(super) struct Written {
     words: Box<[Word64]>,
-    prediction: u32,
+    prediction: u64,
     is_exhausted: bool,
 }
 
@@ -64,12 +64,7 @@ impl Written {
     /// Another prediction begins.
     pub(super) fn clear(&mut self) {
         self.is_exhausted = false;
-        self.prediction = self.prediction.wrapping_add(1);
-        if self.prediction == 0 {
-            // Words of 2^32 predictions ago would be seen again.
-            self.words.iter_mut().for_each(|word| word.prediction = 0);
-            self.prediction = 1;
-        }
+        self.prediction += 1;
     }
 
     /// Returns the places where the word at `at` may be. Neighbours are neighbours, so that a line is one of the host's.
