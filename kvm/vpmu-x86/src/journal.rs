@@ -118,8 +118,8 @@ impl Journal {
 /// The rule by which a replay reaches memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
-    paging: Paging,
-    mode: Mode,
+    pub(crate) paging: Paging,
+    pub(crate) mode: Mode,
     /// PKRU, once it was asked for.
     pkru: Option<u32>,
 }
@@ -270,15 +270,14 @@ impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
 
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
     pub(crate) fn code(&mut self, address: u64) -> Result<([u8; LONGEST], usize), Stop> {
-        let (bytes, length) = self.space.code(address, self.rule.mode);
+        let (bytes, length) = self.space.code(address);
         self.note_code(address, length)?;
         Ok((bytes, length))
     }
 
     /// Returns whether these bytes are executed at `address`.
     pub(crate) fn has_code(&mut self, address: u64, bytes: &[u8]) -> bool {
-        self.space.has_code(address, self.rule.mode, bytes)
-            && self.note_code(address, bytes.len()).is_ok()
+        self.space.has_code(address, bytes) && self.note_code(address, bytes.len()).is_ok()
     }
 
     /// Notes that `length` bytes at `address`, on two pages at most, are executed.

@@ -63,11 +63,15 @@ impl Predictor {
         memory: &'a M,
     ) -> Prediction<'a, M> {
         self.written.clear();
-        let space = Space::new(Paging::of(system), memory, &mut self.pages);
+        let mode = shadow::mode(system.cpl == 3);
+        let space = Space::new(Paging::of(system), mode, memory, &mut self.pages);
         Prediction {
             machine: Machine {
                 registers: machine::Registers::of(registers, system),
-                memory: Shadow::new(space, system.cpl == 3, &mut self.written),
+                memory: Shadow {
+                    space,
+                    written: &mut self.written,
+                },
             },
             info: &mut self.info,
             decodings: &mut self.decodings,
@@ -86,7 +90,7 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
     /// Returns the instruction at `ip`; `None`: there is none, or it may not be executed.
     pub fn decode(&mut self, ip: u64) -> Option<Decoded> {
         let memory = &mut self.machine.memory;
-        let (bytes, length) = memory.space.code(ip, memory.mode);
+        let (bytes, length) = memory.space.code(ip);
         self.decodings.at(ip, &bytes, length)
     }
 
@@ -112,7 +116,7 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
 
     /// The vCPU is at CPL 3 from now on, or in its kernel.
     pub fn set_user(&mut self, is_user: bool) {
-        self.machine.memory.set_user(is_user);
+        self.machine.memory.space.mode = shadow::mode(is_user);
     }
 
     /// Pops a word of 64 bits.
@@ -203,7 +207,7 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
                 return Err(Stop);
             };
             match reads(used.access()) {
-                true => memory.check(address, size, Access::Load)?,
+                true => memory.space.check(address, size, Access::Load)?,
                 false => memory.forget(address, size)?,
             }
         }

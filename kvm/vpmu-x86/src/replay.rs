@@ -4,9 +4,9 @@
 //!
 //! - Each instruction is executed exactly or not at all. The first other one ends the replay, and the guest executes it. So
 //!   does a flag that the manual leaves undefined, once somebody asks for it; and the replay ends where none is undefined.
-//! - Memory is RAM, reached as the processor would without a fault ([`Paging::permits`]) and without a change of a table:
-//!   pages that are present, marked accessed and, for a store, dirty. Accesses are aligned, so that none is two. A device, a
-//!   LOCK prefix, or a store into the code ends the replay.
+//! - Memory is RAM, reached as the processor would without a fault ([`permits`](crate::paging::Paging::permits)) and without
+//!   a change of a table: pages that are present, marked accessed and, for a store, dirty. Accesses are aligned, so that none is
+//!   two. A device, a LOCK prefix, or a store into the code ends the replay.
 //! - For other vCPUs all of it happens in one moment, in the order of the program: at the commitment all that was loaded is
 //!   compared with what is there now, and only where it is the same, the stores are made. Otherwise the guest
 //!   executes the instructions itself.
@@ -22,7 +22,6 @@ use crate::journal::{Journal, Journaled, Rule};
 use crate::machine::{Machine, Registers};
 use crate::memory::Memory;
 use crate::op::{Action, Kind, Op};
-use crate::paging::Paging;
 use crate::space::{Pages, Space};
 
 const TF: u64 = 1 << 8;
@@ -160,8 +159,8 @@ impl Replayer {
         self.pages.forget();
         code.begin();
         self.journal.clear();
-        let space = Space::new(Paging::of(start.system), memory, &mut self.pages);
         let rule = Rule::of(start.registers, start.system);
+        let space = Space::new(rule.paging, rule.mode, memory, &mut self.pages);
         let mut machine = Machine {
             registers: Registers::of(start.registers, start.system),
             memory: Journaled::new(space, &mut self.journal, rule, start.pkru),

@@ -1,11 +1,14 @@
 //! The guest's linear memory, as a vCPU reaches it.
 
+use crate::cpu::Stop;
 use crate::memory::Memory;
 use crate::paging::{Access, Mode, PAGE, Page, Paging};
 
 /// The longest instruction (SDM vol. 2A, 2.3.11).
 pub(crate) const LONGEST: usize = 15;
 
+/// Most bytes of an access: those of a vector register.
+const MOST_BYTES: usize = 64;
 /// Bytes of code that are read at once: those of a small loop.
 const WINDOW: usize = 128;
 /// Most pages that are remembered.
@@ -36,6 +39,7 @@ impl Pages {
 /// Linear memory under the tables that the vCPU has now.
 pub(crate) struct Space<'a, M: ?Sized> {
     paging: Paging,
+    pub(crate) mode: Mode,
     memory: &'a M,
     pages: &'a mut Pages,
     /// Code that was last executed: its physical address, and as many bytes as count.
@@ -44,7 +48,7 @@ pub(crate) struct Space<'a, M: ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Space<'a, M> {
-    pub(crate) fn new(paging: Paging, memory: &'a M, pages: &'a mut Pages) -> Self {
+    pub(crate) fn new(paging: Paging, mode: Mode, memory: &'a M, pages: &'a mut Pages) -> Self {
         // Another address space: its pages lie elsewhere.
         if pages.root != paging.root() {
             pages.root = paging.root();
@@ -52,6 +56,7 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
         }
         Self {
             paging,
+            mode,
             memory,
             pages,
             window: (0, 0),
@@ -79,22 +84,18 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
         self.memory
     }
 
-    /// Returns whether all of the range, which lies on two pages at most, is accessed without a fault.
-    pub(crate) fn is_reached(
-        &mut self,
-        address: u64,
-        length: u64,
-        access: Access,
-        mode: Mode,
-    ) -> bool {
-        let Some(last) = address.checked_add(length.saturating_sub(1)) else {
-            return false;
-        };
-        [address, last].into_iter().all(|at| {
+    /// Checks that an access, which lies on two pages at most, is made without a fault.
+    pub(crate) fn check(&mut self, address: u64, size: usize, access: Access) -> Result<(), Stop> {
+        let last = address.checked_add(size.saturating_sub(1) as u64);
+        let is_reached = [address, last.ok_or(Stop)?].into_iter().all(|at| {
             // A page whose key forbids the access ends in a fault, which is noticed by CR2.
             (self.page(at))
-                .is_some_and(|page| self.paging.permits(at, &page, access, mode, || Some(0)))
-        })
+                .is_some_and(|page| (self.paging).permits(at, &page, access, self.mode, || Some(0)))
+        });
+        match is_reached && size <= MOST_BYTES {
+            true => Ok(()),
+            false => Err(Stop),
+        }
     }
 
     /// Fills `bytes`; `false`: not all of that is RAM.
@@ -127,11 +128,11 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
     }
 
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
-    pub(crate) fn code(&mut self, address: u64, mode: Mode) -> ([u8; LONGEST], usize) {
+    pub(crate) fn code(&mut self, address: u64) -> ([u8; LONGEST], usize) {
         let (mut bytes, mut done) = ([0; LONGEST], 0);
         while done < LONGEST {
             let at = address.wrapping_add(done as u64);
-            let Some(code) = self.executed(at, mode) else {
+            let Some(code) = self.executed(at) else {
                 break;
             };
             let end = LONGEST.min(done + code.len());
@@ -142,11 +143,11 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
     }
 
     /// Returns whether these bytes are executed at `address`.
-    pub(crate) fn has_code(&mut self, address: u64, mode: Mode, bytes: &[u8]) -> bool {
+    pub(crate) fn has_code(&mut self, address: u64, bytes: &[u8]) -> bool {
         let mut done = 0;
         while done < bytes.len() {
             let at = address.wrapping_add(done as u64);
-            let Some(code) = self.executed(at, mode) else {
+            let Some(code) = self.executed(at) else {
                 return false;
             };
             let count = code.len().min(bytes.len() - done);
@@ -159,9 +160,9 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
     }
 
     /// Returns the code at `address`, as much as there is in the window: at least a byte.
-    fn executed(&mut self, address: u64, mode: Mode) -> Option<&[u8]> {
+    fn executed(&mut self, address: u64) -> Option<&[u8]> {
         let page = self.page(address)?;
-        let permits = (self.paging).permits(address, &page, Access::Fetch, mode, || None);
+        let permits = (self.paging).permits(address, &page, Access::Fetch, self.mode, || None);
         if !permits {
             return None;
         }

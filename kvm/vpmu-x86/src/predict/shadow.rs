@@ -11,11 +11,9 @@ use crate::word::{Masked, Word};
 /// Places for words that were stored, and how many of them are searched for one.
 const PLACES: usize = 4096;
 const PROBES: usize = 8;
-/// Most bytes of an access: those of a vector register.
-const MOST_BYTES: usize = 64;
 
 /// Returns the mode of an instruction of user space, or of the kernel.
-const fn mode(is_user: bool) -> Mode {
+pub(super) const fn mode(is_user: bool) -> Mode {
     match is_user {
         true => Mode::User,
         // A kernel sets AC before it reaches pages of user space. What would fault without is a fault of the kernel's.
@@ -110,33 +108,13 @@ impl Written {
 /// Memory by linear address, which is stored to for nobody to see.
 pub(super) struct Shadow<'a, M: ?Sized> {
     pub(super) space: Space<'a, M>,
-    pub(super) mode: Mode,
-    written: &'a mut Written,
+    pub(super) written: &'a mut Written,
 }
 
-impl<'a, M: Memory + ?Sized> Shadow<'a, M> {
-    pub(super) fn new(space: Space<'a, M>, is_user: bool, written: &'a mut Written) -> Self {
-        Self {
-            space,
-            mode: mode(is_user),
-            written,
-        }
-    }
-
-    pub(super) fn set_user(&mut self, is_user: bool) {
-        self.mode = mode(is_user);
-    }
-
-    /// Checks that an access is made without a fault.
-    pub(super) fn check(&mut self, address: u64, size: usize, access: Access) -> Result<(), Stop> {
-        let is_reached =
-            size <= MOST_BYTES && (self.space).is_reached(address, size as u64, access, self.mode);
-        is_reached.then_some(()).ok_or(Stop)
-    }
-
+impl<M: Memory + ?Sized> Shadow<'_, M> {
     /// Notes a store of bytes that are not known.
     pub(super) fn forget(&mut self, address: u64, size: usize) -> Result<(), Stop> {
-        self.check(address, size, Access::Store)?;
+        self.space.check(address, size, Access::Store)?;
         let (mut at, mut left) = (address, size as u64);
         while left > 0 {
             let count = left.min(8 - at % 8);
@@ -160,7 +138,7 @@ fn parts(address: u64, size: u8) -> [Option<(u64, u32, u32)>; 2] {
 impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
     fn load(&mut self, address: Masked, size: u8) -> Result<Masked, Stop> {
         let address = address.bits().ok_or(Stop)?;
-        self.check(address, size.into(), Access::Load)?;
+        self.space.check(address, size.into(), Access::Load)?;
         let mut bytes = [0; 8];
         if !self.space.read(address, &mut bytes[..usize::from(size)]) {
             // A device answers, and nobody may ask it twice.
@@ -187,7 +165,7 @@ impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
     fn store(&mut self, address: Masked, size: u8, value: Masked) -> Result<(), Stop> {
         let address = address.bits().ok_or(Stop)?;
         // Both halves are checked before either is noted: a store that faults stores nothing.
-        self.check(address, size.into(), Access::Store)?;
+        self.space.check(address, size.into(), Access::Store)?;
         for (at, low, from) in parts(address, size).into_iter().flatten() {
             let stored = mask(size) >> from << low;
             let value = value.bitwise(|bits| bits >> from << low);

@@ -14,7 +14,6 @@ use crate::journal::{Journal, Journaled, Rule};
 use crate::machine::{Machine, Registers};
 use crate::memory::Memory;
 use crate::op::{Action, Op};
-use crate::paging::Paging;
 use crate::space::{Pages, Space};
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
 
@@ -307,9 +306,9 @@ fn random_instructions_do_what_this_processor_does() {
         ram.write_bytes(DATA, &bytes);
         // Here.
         let (mut journal, mut found, mut code) = (Journal::new(), Pages::new(), Code::new());
-        let space = Space::new(Paging::of(&system()), &ram, &mut found);
         let before = to_cpu(&state, code_at);
         let rule = Rule::of(&before, &system());
+        let space = Space::new(rule.paging, rule.mode, &ram, &mut found);
         let mut machine = Machine {
             registers: Registers::<u64>::of(&before, &system()),
             memory: Journaled::new(space, &mut journal, rule, &|| None),
