@@ -55,11 +55,27 @@ fn load_any_kernel(
     memory: &GuestMemoryMmap,
     config: &Config,
 ) -> Result<(u64, u64, setup_header), Error> {
+    let refused = |error| match error {
+        vpmu_kernel::Error::Read(path, error) => Error::File(path, error),
+        error => Error::Kernel(config.kernel.display().to_string(), error),
+    };
     let rewrite = (config.pmu.as_ref()).is_some_and(|pmu| pmu.rdpmc == Rdpmc::Load);
-    if !rewrite && let Some(image) = bzimage::open(&config.kernel)? {
-        return bzimage::load(memory, config, image);
+    let kernel = match Cache::of_user().filter(|_| rewrite && config.kernel_cache) {
+        Some(cache) => cache.open(&config.kernel, rewrite),
+        None => {
+            let image = vpmu_kernel::read_file(&config.kernel).map_err(refused)?;
+            if !rewrite && vpmu_kernel::is_bzimage(&image) {
+                return bzimage::load(memory, config, image);
+            }
+            Kernel::from_bytes(image).and_then(|mut kernel| {
+                if rewrite {
+                    kernel.rewrite_rdpmc()?;
+                }
+                Ok(kernel)
+            })
+        }
     }
-    let kernel = open_kernel(config, rewrite)?;
+    .map_err(refused)?;
     let end = load_kernel(memory, config.memory, &kernel)?;
     let header = setup_header {
         boot_flag: 0xaa55,
@@ -68,22 +84,6 @@ fn load_any_kernel(
         ..Default::default()
     };
     Ok((kernel.entry(), end, header))
-}
-
-fn open_kernel(config: &Config, rewrite: bool) -> Result<Kernel, Error> {
-    let opened = match Cache::of_user().filter(|_| config.kernel_cache) {
-        Some(cache) => cache.open(&config.kernel, rewrite),
-        None => Kernel::open(&config.kernel).and_then(|mut kernel| {
-            if rewrite {
-                kernel.rewrite_rdpmc()?;
-            }
-            Ok(kernel)
-        }),
-    };
-    opened.map_err(|error| match error {
-        vpmu_kernel::Error::Read(path, error) => Error::File(path, error),
-        error => Error::Kernel(config.kernel.display().to_string(), error),
-    })
 }
 
 /// Loads the kernel, and returns its end, with everything that it clears before it searches for

@@ -1,8 +1,6 @@
 //! A bzImage as it is: its own code unpacks the kernel, and moves it (KASLR).
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
+use std::io::Cursor;
 
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{BzImage, KernelLoader};
@@ -14,36 +12,19 @@ use super::{Config, Error, HIGH};
 const ENTRY: u64 = 0x200;
 /// `xloadflags`: there is a 64-bit entry.
 const XLF_KERNEL_64: u16 = 1 << 0;
-/// Bytes by which a bzImage is known.
-const HEAD: usize = 0x206;
-
-/// Opens `path` if that is a bzImage.
-pub(super) fn open(path: &Path) -> Result<Option<File>, Error> {
-    let error = |error| Error::File(path.display().to_string(), error);
-    let mut file = File::open(path).map_err(error)?;
-    let mut head = Vec::with_capacity(HEAD);
-    let begin = Read::by_ref(&mut file).take(HEAD as u64);
-    { begin }.read_to_end(&mut head).map_err(error)?;
-    Ok(vpmu_kernel::is_bzimage(&head).then_some(file))
-}
 
 /// Loads the image, and returns its first address, the end of the memory that it needs, and its header.
 pub(super) fn load(
     memory: &GuestMemoryMmap,
     config: &Config,
-    mut image: File,
+    image: Vec<u8>,
 ) -> Result<(u64, u64, setup_header), Error> {
-    let name = || config.kernel.display().to_string();
-    let refused = |error: String| Error::Config(format!("{}: {error}", name()));
-    let size = image
-        .metadata()
-        .map_err(|error| Error::File(name(), error))?
-        .len();
-    if size > config.memory {
+    let refused = |error: String| Error::Config(format!("{}: {error}", config.kernel.display()));
+    if image.len() as u64 > config.memory {
         return Err(Error::Memory("the kernel"));
     }
     let at = GuestAddress(HIGH);
-    let loaded = BzImage::load(memory, Some(at), &mut image, None)
+    let loaded = BzImage::load(memory, Some(at), &mut Cursor::new(image), None)
         .map_err(|error| refused(error.to_string()))?;
     let header = loaded.setup_header.unwrap_or_default();
     if header.xloadflags & XLF_KERNEL_64 == 0 {
