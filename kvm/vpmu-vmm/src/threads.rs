@@ -1,9 +1,9 @@
 //! The threads of a machine: vCPUs, deadlines, signals and the serial line's input.
 
 use std::io::{self, Read, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -33,12 +33,13 @@ pub(super) fn run(
     let signals = Signals::watch(&ending, saves)?;
     feed_input(machine);
 
-    let count = machine.deadlines.len() + vcpus.len();
-    let (start, starters) = mpsc::channel();
+    // No vCPU runs before each has its thread: a guest goes on whole or not at all.
+    let start = Arc::new(OnceLock::new());
     let timers = machine.deadlines.iter().map(|deadline| {
-        let (machine, deadline, start) = (Arc::clone(machine), Arc::clone(deadline), start.clone());
+        let (machine, deadline) = (Arc::clone(machine), Arc::clone(deadline));
+        let start = Arc::clone(&start);
         spawn("deadline".to_owned(), &ending, move |ending| {
-            if pass(start)
+            if *start.wait()
                 && let Err(error) = serve(&machine, &deadline)
             {
                 let _ = ending.send(Err(error));
@@ -47,23 +48,22 @@ pub(super) fn run(
     });
     let timers: Vec<_> = timers.collect();
     let threads = vcpus.into_iter().map(|mut vcpu| {
-        let (machine, start) = (Arc::clone(machine), start.clone());
+        let (machine, start) = (Arc::clone(machine), Arc::clone(&start));
         spawn(format!("vcpu{}", vcpu.id), &ending, move |ending| {
-            let _ = ending.send(vcpu.run(&machine, || pass(start)));
+            if *start.wait() {
+                let _ = ending.send(vcpu.run(&machine));
+            }
             vcpu
         })
     });
     let threads: Vec<_> = threads.collect();
-    drop((start, ending));
+    drop(ending);
 
-    let mut end = match open(&starters, count) {
-        true => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
-        // The others have ended without a reason of their own.
-        false => ended
-            .iter()
-            .find(Result::is_err)
-            .unwrap_or(Err(Error::Panicked)),
-    };
+    let is_whole = timers.iter().all(Option::is_some) && threads.iter().all(Option::is_some);
+    let _ = start.set(is_whole);
+    // Where a thread is missing, its error has been sent.
+    let end = ended.iter().find(|end| is_whole || end.is_err());
+    let mut end = end.unwrap_or(Ok(Ending::Interrupted));
     // A guest that is saved is lost with the process.
     if !matches!(end, Ok(Ending::Saved)) {
         signals.stopping.store(true, Ordering::Relaxed);
@@ -99,24 +99,6 @@ fn spawn<T: Send + 'static>(
         .spawn(move || body(&vital.0));
     let failed = |error| ending.send(Err(Error::Os("thread", error)));
     thread.map_err(failed).ok()
-}
-
-/// What lets a thread go that waits at the start, before the guest's first instruction.
-type Starter = Sender<()>;
-
-/// Says that this thread is ready, and waits for the others. Returns false when the guest must not run.
-fn pass(start: Sender<Starter>) -> bool {
-    let (starter, started) = mpsc::channel();
-    let _ = start.send(starter);
-    drop(start);
-    started.recv().is_ok()
-}
-
-/// Waits until each of `count` threads has come to the start or is gone. Returns whether all have come, and are let go: none
-/// is where one is missing.
-fn open(starters: &Receiver<Starter>, count: usize) -> bool {
-    let starters: Vec<_> = starters.iter().collect();
-    starters.len() == count && starters.iter().all(|starter| starter.send(()).is_ok())
 }
 
 /// The thread that takes the process's signals.
@@ -231,43 +213,4 @@ fn join<T>(machine: &Machine, thread: JoinHandle<T>) -> Result<T, Error> {
         thread::sleep(Duration::from_millis(1));
     }
     thread.join().map_err(|_| Error::Panicked)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns how many pass when the first `failing` of `count` never reach their start.
-    fn passed(count: usize, failing: usize) -> usize {
-        let (start, starters) = mpsc::channel();
-        let threads: Vec<_> = vec![start; count]
-            .into_iter()
-            .enumerate()
-            .map(|(n, start)| thread::spawn(move || n >= failing && pass(start)))
-            .collect();
-        assert_eq!(open(&starters, count), failing == 0);
-        let passed = threads.into_iter().map(|thread| thread.join().unwrap());
-        passed.filter(|passed| *passed).count()
-    }
-
-    #[test]
-    fn vcpus_run_all_or_none() {
-        for count in 0..5 {
-            assert_eq!(passed(count, 0), count);
-            for failing in 1..=count {
-                assert_eq!(passed(count, failing), 0, "{failing} of {count}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_gatekeeper_that_gives_up_keeps_nobody_waiting() {
-        let (start, starters) = mpsc::channel();
-        let threads: Vec<_> = vec![start; 2]
-            .into_iter()
-            .map(|start| thread::spawn(move || pass(start)))
-            .collect();
-        drop(starters);
-        assert!(threads.into_iter().all(|thread| !thread.join().unwrap()));
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vpmu_kvm::{AfterRun, Exit, Offer};
+use vpmu_kvm::{AfterRun, Exit};
 
 use super::machine::Machine;
 use super::ports::Request;
@@ -15,43 +15,16 @@ use super::{Ending, Error, boot, cpuid, kvm};
 pub(super) struct Vcpu {
     pub(super) fd: VcpuFd,
     pub(super) id: u8,
-    pub(super) start: Start,
-    /// KVM's supported features. Once the vCPU has run, the CPUID that the guest has.
+    /// KVM's supported features. Once the vCPU is set up or restored, the CPUID that the guest has.
     pub(super) cpuid: CpuId,
     /// Its PMU and its deadline, which continue where they were if they were saved.
     pub(super) parts: vpmu_kvm::Vcpu,
 }
 
-/// The beginning of a vCPU.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Start {
-    /// With the instruction at this address.
-    Entry(u64),
-    /// With the boot processor's call.
-    Wait,
-    /// Where it was saved: KVM and its parts have its state.
-    Saved,
-}
-
 impl Vcpu {
     /// Runs the vCPU, on the calling thread, until the machine ends. Then no exit waits for its completion, unless this
     /// vCPU ended the machine.
-    pub(super) fn run(
-        &mut self,
-        machine: &Machine,
-        others_are_ready: impl FnOnce() -> bool,
-    ) -> Result<Ending, Error> {
-        if !matches!(self.start, Start::Saved) {
-            let offer = self.parts.offer();
-            let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
-            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, &offer)?;
-            kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
-            self.set_up(&offer)?;
-        }
-        // No vCPU runs before each has all its state: a guest continues whole or not at all.
-        if !others_are_ready() {
-            return Ok(Ending::Interrupted);
-        }
+    pub(super) fn run(&mut self, machine: &Machine) -> Result<Ending, Error> {
         let ending = self.go_round(machine);
         // The machine's own thread saves what is left.
         self.parts.release_thread();
@@ -98,9 +71,14 @@ impl Vcpu {
         }
     }
 
-    fn set_up(&self, offer: &Offer) -> Result<(), Error> {
+    /// Makes it a new guest's. The boot processor begins at `entry`; the others wait for its call.
+    pub(super) fn set_up(&mut self, entry: Option<u64>) -> Result<(), Error> {
         const MISC_ENABLE: u32 = 0x1a0;
         const FAST_STRINGS: u64 = 1 << 0;
+        let offer = self.parts.offer();
+        let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
+        cpuid::guest(&mut self.cpuid, self.id, tsc_khz, &offer)?;
+        kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
         let misc = kvm_msr_entry {
             index: MISC_ENABLE,
             data: offer.misc_enable(FAST_STRINGS),
@@ -117,7 +95,7 @@ impl Vcpu {
             }
         }
         kvm("KVM_SET_LAPIC", self.fd.set_lapic(&lapic))?;
-        if let Start::Entry(entry) = self.start {
+        if let Some(entry) = entry {
             kvm("KVM_SET_SREGS", boot::set_registers(&self.fd, entry))?;
         }
         Ok(())

@@ -13,7 +13,7 @@ use super::hardware::Hardware;
 use super::machine::Machine;
 use super::ports::{COM1_IRQ, Offers, Ports, PortsState};
 use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
-use super::vcpu::{Start, Vcpu};
+use super::vcpu::Vcpu;
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
 use vpmu_kvm::{Freeze, Offer, Options, Rdpmc, detect};
 use vpmu_measure::{About, Measurement};
@@ -41,7 +41,9 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         let memory = Arc::new(hardware.memory.clone());
         vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)
     })?;
-    vcpus[0].start = Start::Entry(entry);
+    for vcpu in &mut vcpus {
+        vcpu.set_up((vcpu.id == 0).then_some(entry))?;
+    }
     Vm {
         hardware,
         vcpus,
@@ -97,7 +99,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     };
     let mut vcpus = vcpus(&mut hardware, rdpmc.as_ref(), attach)?;
     for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
-        (vcpu.start, vcpu.cpuid) = (Start::Saved, saved.cpuid()?);
+        vcpu.cpuid = saved.cpuid()?;
     }
     Vm {
         hardware,
@@ -164,7 +166,6 @@ fn vcpus(
                 parts,
                 fd,
                 id,
-                start: Start::Wait,
                 cpuid: hardware.cpuid.clone(),
             })
         })
