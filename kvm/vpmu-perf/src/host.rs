@@ -9,6 +9,7 @@
 //!   - [`CounterSampler`](crate::sampler::CounterSampler) where its overflows become records.
 
 use std::fmt::Debug;
+use std::mem;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -71,6 +72,8 @@ pub struct PerfHost {
     /// The samples of the thread, while there is a counter of a portion of its clock's time.
     ring_sampler: Option<RingSampler>,
     guest: Option<Box<dyn SampledGuest>>,
+    /// Whether the guest was asked since it was last to forget.
+    guest_asked: bool,
     notes: Arc<Notes>,
     longest_stuck_ns: u64,
 }
@@ -136,6 +139,7 @@ impl PerfHost {
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped, logged),
             ring_sampler: None,
             guest: None,
+            guest_asked: false,
             notes,
             longest_stuck_ns: 0,
             options,
@@ -161,7 +165,9 @@ impl PerfHost {
 
     /// Has the guest [forget](SampledGuest::forget) what it was. Call this before and after each run of the guest.
     pub fn forget_guest(&mut self) {
-        if let Some(guest) = &mut self.guest {
+        if mem::take(&mut self.guest_asked)
+            && let Some(guest) = &mut self.guest
+        {
             guest.forget();
         }
     }
@@ -188,7 +194,7 @@ impl PerfHost {
                 None => {}
             }
         }
-        let mut asked = std::mem::take(&mut self.unsampled) & self.events.open_events();
+        let mut asked = mem::take(&mut self.unsampled) & self.events.open_events();
         // The user's queue of signals was full, and SIGIO names no event: any that is awaited may have overflowed.
         if self.notes.take_overrun() {
             asked |= self.which(Slot::is_awaited);
@@ -303,6 +309,7 @@ impl PerfHost {
             return false;
         };
         let value = self.units.to_guest(time.own(total));
+        self.guest_asked = true;
         let guest = self.guest.as_mut();
         let here = || guest.and_then(|guest| guest.ring().ok()).or(last);
         let wait = match time.is_up(value, self.options.repeating, here) {
@@ -603,6 +610,7 @@ impl CounterHost<CounterConfig> for PerfHost {
 
 impl pebs::Host for PerfHost {
     fn guest(&mut self) -> Option<&mut dyn Guest> {
+        self.guest_asked = true;
         Some(&mut **self.guest.as_mut()?)
     }
 
@@ -647,6 +655,7 @@ impl pebs::Host for PerfHost {
             return TakenSamples::NONE;
         };
         let mut taken = sampler.take(samples);
+        self.guest_asked = true;
         let Some(guest) = self.guest.as_mut().filter(|_| taken.samples != 0) else {
             return taken;
         };

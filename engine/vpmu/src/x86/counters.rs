@@ -2,7 +2,6 @@
 //! overflows ask for. They are the [`Model`] of their bank: registers only [control](Control) them, and ask for an
 //! [`Effect`] when they are written.
 
-mod delay;
 mod records;
 mod sampling;
 
@@ -201,6 +200,39 @@ impl<V: Events> Counters<V> {
         // Nothing wraps: a counter has 63 bits at most, and no bits beyond its mask.
         (self.controls[n].mask - self.value(n)).wrapping_add(1)
     }
+
+    /// Finds out anew whether PMIs and records have to wait for branches, and returns that. `follows`: the embedder follows
+    /// its guest for them alone.
+    // Branches are handed over only while something waits for them.
+    pub(super) fn find_delays(&mut self, follows: bool) -> bool {
+        let frozen = self.global.are_branches_frozen();
+        self.lbr.find_delays(frozen, follows)
+    }
+
+    /// The guest has been followed: the records that have waited for it are written, and the PMI is requested.
+    pub(super) fn end_delay<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        // What comes of the records has its branches.
+        self.lbr.delays = false;
+        let recorded = mem::take(&mut self.lbr.records_delayed);
+        self.pebs.unrecorded |= recorded;
+        self.follow_up(host);
+        for n in recorded {
+            // Reading the host event again returns more than its last report.
+            if self.due(n) != self.bank.hosted.armed(n) {
+                self.settle(n.alone(), host);
+            }
+        }
+        if self.lbr.end_run() {
+            self.global.request_pmi(self.freezing);
+        }
+    }
+
+    /// Requests a PMI, or has it wait until the guest has been followed.
+    fn request_pmi(&mut self) {
+        if !self.lbr.delay_pmi(self.global.pmi_due) {
+            self.global.request_pmi(self.freezing);
+        }
+    }
 }
 
 impl<V: Events> Model for Counters<V> {
@@ -245,7 +277,11 @@ impl<V: Events> Model for Counters<V> {
         if rewritten.contains(n) && distance >= FAR {
             return None;
         }
-        NonZeroU64::new(self.pebs.sampling.due(n, distance))
+        // Asked here, too.
+        match self.pebs.sampling.counters.is_empty() {
+            true => NonZeroU64::new(distance),
+            false => NonZeroU64::new(self.pebs.sampling.due(n, distance)),
+        }
     }
 
     fn is_awaited(&self, n: Counter) -> bool {
@@ -277,7 +313,7 @@ impl<V: Events> Model for Counters<V> {
     /// Writes the records that overflows ask for.
     fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         // Asked here: without PEBS, or between two overflows, an access pays for no more than this.
-        if !self.pebs.is_idle() {
+        if !(self.pebs.unrecorded | self.pebs.sampling.counters).is_empty() {
             self.write_records(host);
         }
     }

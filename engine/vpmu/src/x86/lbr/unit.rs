@@ -9,7 +9,7 @@ use crate::x86::status::Freeze;
 
 /// A vendor's registers, without the stack.
 #[derive(Clone, Debug)]
-enum Registers {
+pub(in crate::x86) enum Registers {
     /// The guest has no last branch records.
     None,
     Intel(intel::Registers),
@@ -19,7 +19,7 @@ enum Registers {
 /// The last branch records of one PMU.
 #[derive(Clone, Debug)]
 pub(crate) struct Unit {
-    registers: Registers,
+    pub(in crate::x86) registers: Registers,
     stack: Stack,
     /// How many branches the run has recorded; `None`: the guest is not followed.
     run: Option<u8>,

@@ -22,9 +22,4 @@ impl Unit {
             ..Self::default()
         };
     }
-
-    /// Returns whether no overflow waits for a record and nothing is sampled.
-    pub(in crate::x86) const fn is_idle(&self) -> bool {
-        self.unrecorded.is_empty() && self.sampling.counters.is_empty()
-    }
 }
