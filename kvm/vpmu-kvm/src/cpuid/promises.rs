@@ -45,18 +45,8 @@ type Uses = Option<(u32, u64)>;
 /// Leaf, subleaf.
 type Leaf = (u32, u32);
 
-/// One bit of CPUID.
-#[derive(Clone, Copy, Debug)]
-struct Promise {
-    #[cfg_attr(not(test), expect(dead_code, reason = "the test walks the table"))]
-    name: &'static str,
-    leaf: Leaf,
-    register: Register,
-    bit: u32,
-    #[cfg_attr(not(test), expect(dead_code, reason = "the test walks the table"))]
-    uses: Uses,
-    keeper: Keeper,
-}
+/// One bit of CPUID: its name and what the guest may do with it, both of which the test checks by; where it is; who keeps it.
+type Promise = (&'static str, (Leaf, Register, u32), Uses, Keeper);
 
 #[derive(Clone, Copy, Debug)]
 enum Register {
@@ -64,22 +54,6 @@ enum Register {
     Ebx,
     Ecx,
     Edx,
-}
-
-const fn row(
-    name: &'static str,
-    (leaf, register, bit): (Leaf, Register, u32),
-    uses: Uses,
-    keeper: Keeper,
-) -> Promise {
-    Promise {
-        name,
-        leaf,
-        register,
-        bit,
-        uses,
-        keeper,
-    }
 }
 
 const fn debugctl(bits: u64) -> Uses {
@@ -104,34 +78,34 @@ const PROMISES: &[Promise] = {
     const PT: Uses = Some((0x390, 1 << 55));
     &[
         // Branch trace storage is no part of the promise: IA32_MISC_ENABLE has its bit.
-        row("DTES64", (ONE, Ecx, 2), msr(0x600), Intel(|c| c.pebs.is_some())),
-        row("DS-CPL", (ONE, Ecx, 4), debugctl(3 << 9), Nobody),
+        ("DTES64", (ONE, Ecx, 2), msr(0x600), Intel(|c| c.pebs.is_some())),
+        ("DS-CPL", (ONE, Ecx, 4), debugctl(3 << 9), Nobody),
         // A guest's own KVM has its VM entries load IA32_PERF_GLOBAL_CTRL, which KVM refuses where a filter has that register.
         // And the PMU would have to know of the guest's guests: PEBS would write records where their page tables lead.
-        row("VMX", (ONE, Ecx, 5), None, Withheld),
-        row("PDCM", (ONE, Ecx, 15), msr(0x345), Intel(|c| c.pdcm)),
+        ("VMX", (ONE, Ecx, 5), None, Withheld),
+        ("PDCM", (ONE, Ecx, 15), msr(0x345), Intel(|c| c.pdcm)),
         // CR4.DE and I/O breakpoints, no MSR.
-        row("DE", (ONE, Edx, 2), None, Kvm),
-        row("DS", (ONE, Edx, 21), msr(0x3f1), Intel(|c| c.pebs.is_some())),
+        ("DE", (ONE, Edx, 2), None, Kvm),
+        ("DS", (ONE, Edx, 21), msr(0x3f1), Intel(|c| c.pebs.is_some())),
         // Debugging inside transactions is part of the feature, so it goes as a whole.
-        row("RTM", (SEVEN, Ebx, 11), debugctl(1 << 15), Nobody),
-        row("Intel PT", (SEVEN, Ebx, 25), PT, Nobody),
-        row("BUS_LOCK_DETECT", (SEVEN, Ecx, 24), debugctl(1 << 2), Nobody),
-        row("LBR", (SEVEN, Edx, 19), msr(0x14ce), Intel(|c| c.lbr.is_some())),
+        ("RTM", (SEVEN, Ebx, 11), debugctl(1 << 15), Nobody),
+        ("Intel PT", (SEVEN, Ebx, 25), PT, Nobody),
+        ("BUS_LOCK_DETECT", (SEVEN, Ecx, 24), debugctl(1 << 2), Nobody),
+        ("LBR", (SEVEN, Edx, 19), msr(0x14ce), Intel(|c| c.lbr.is_some())),
         // XSAVES would save the processor's records, not those of the model.
-        row("XSAVES of LBR", ((0x0d, 1), Ecx, 15), msr(0xda0), Nobody),
-        row("leaf 23H", ((7, 1), Eax, 8), None, Intel(|c| c.leaf_23)),
+        ("XSAVES of LBR", ((0x0d, 1), Ecx, 15), msr(0xda0), Nobody),
+        ("leaf 23H", ((7, 1), Eax, 8), None, Intel(|c| c.leaf_23)),
         // A replay stores while its vCPU is out of KVM_RUN. With the feature another vCPU would not wait for it to forget a page, and
         // may hand the page on in that moment.
-        row("PV_TLB_FLUSH", (KVM, Eax, 9), None, Unreplayed),
-        row("Hyper-V's remote flush", ((0x4000_0004, 0), Eax, 2), None, Unreplayed),
-        row("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
+        ("PV_TLB_FLUSH", (KVM, Eax, 9), None, Unreplayed),
+        ("Hyper-V's remote flush", ((0x4000_0004, 0), Eax, 2), None, Unreplayed),
+        ("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
         // AMD's counters tell a guest's guests apart, which these cannot.
-        row("SVM", (AMD, Ecx, 2), None, Withheld),
-        row("PerfCtrExtCore", (AMD, Ecx, 23), msr(0xc001_0200), AmdModel(|c| c.leaf_8000_0001_ecx() != 0)),
-        row("PerfCtrExtNB", (AMD, Ecx, 24), msr(0xc001_0240), Nobody),
-        row("PerfCtrExtLLC", (AMD, Ecx, 28), msr(0xc001_0230), Nobody),
-        row("BRS", ((0x8000_0008, 0), Ebx, 31), msr(0xc001_010f), Nobody),
+        ("SVM", (AMD, Ecx, 2), None, Withheld),
+        ("PerfCtrExtCore", (AMD, Ecx, 23), msr(0xc001_0200), AmdModel(|c| c.leaf_8000_0001_ecx() != 0)),
+        ("PerfCtrExtNB", (AMD, Ecx, 24), msr(0xc001_0240), Nobody),
+        ("PerfCtrExtLLC", (AMD, Ecx, 28), msr(0xc001_0230), Nobody),
+        ("BRS", ((0x8000_0008, 0), Ebx, 31), msr(0xc001_010f), Nobody),
     ]
 };
 
@@ -146,19 +120,19 @@ pub(super) fn is_nobodys(function: u32) -> bool {
 
 /// Removes the features that nobody keeps from an answer of CPUID, and adds those that the engine keeps.
 pub(super) fn keep(function: u32, index: u32, answer: &mut CpuidLeaf, capability: &Capability) {
-    for promise in PROMISES {
-        if promise.leaf != (function, index) {
+    for &(_, (leaf, register, bit), _, keeper) in PROMISES {
+        if leaf != (function, index) {
             continue;
         }
-        let register = match promise.register {
+        let register = match register {
             Register::Eax => &mut answer.eax,
             Register::Ebx => &mut answer.ebx,
             Register::Ecx => &mut answer.ecx,
             Register::Edx => &mut answer.edx,
         };
-        let before = *register >> promise.bit & 1 != 0;
-        let offered = promise.keeper.offers(before, capability);
-        *register = *register & !(1 << promise.bit) | u32::from(offered) << promise.bit;
+        let before = *register >> bit & 1 != 0;
+        let offered = keeper.offers(before, capability);
+        *register = *register & !(1 << bit) | u32::from(offered) << bit;
     }
 }
 
@@ -171,20 +145,21 @@ mod tests {
     use super::*;
 
     fn offered(promise: &Promise, capability: &Capability, before: u32) -> bool {
+        let &(_, ((function, index), register, bit), ..) = promise;
         let mut answer = CpuidLeaf {
             eax: before,
             ebx: before,
             ecx: before,
             edx: before,
         };
-        keep(promise.leaf.0, promise.leaf.1, &mut answer, capability);
-        let register = match promise.register {
+        keep(function, index, &mut answer, capability);
+        let register = match register {
             Register::Eax => answer.eax,
             Register::Ebx => answer.ebx,
             Register::Ecx => answer.ecx,
             Register::Edx => answer.edx,
         };
-        register >> promise.bit & 1 != 0
+        register >> bit & 1 != 0
     }
 
     /// Returns whether the guest can use the registers of a promise: read the MSR, set the bits.
@@ -218,19 +193,20 @@ mod tests {
     fn what_is_offered_works_and_what_does_not_work_is_not_offered() {
         for capability in capabilities() {
             for promise in PROMISES {
+                let &(name, _, uses, keeper) = promise;
                 for before in [0, u32::MAX] {
                     let offered = offered(promise, &capability, before);
-                    match (promise.keeper, promise.uses) {
+                    match (keeper, uses) {
                         (_, Some(uses)) => {
                             let works = works(uses, &capability);
-                            assert_eq!(offered, works, "{}: {uses:x?}", promise.name);
+                            assert_eq!(offered, works, "{name}: {uses:x?}");
                         }
                         (Keeper::Nobody, None) => {
-                            panic!("{}: unkept for no reason", promise.name)
+                            panic!("{name}: unkept for no reason")
                         }
                         (keeper, None) => {
                             let kept = keeper.offers(before != 0, &capability);
-                            assert_eq!(offered, kept, "{}", promise.name);
+                            assert_eq!(offered, kept, "{name}");
                         }
                     }
                 }
@@ -240,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_guest_has_no_guests_of_its_own() {
-        let find = |name| PROMISES.iter().find(|promise| promise.name == name);
+        let find = |name| PROMISES.iter().find(|promise| promise.0 == name);
         let virtualization = ["VMX", "SVM"].map(|name| find(name).unwrap());
         for capability in capabilities() {
             let has = |promise| offered(promise, &capability, u32::MAX);
@@ -250,12 +226,12 @@ mod tests {
 
     #[test]
     fn each_bit_is_in_the_table_once() {
-        let place = |promise: &Promise| (promise.leaf, promise.register as u32, promise.bit);
+        let place = |&(_, (leaf, register, bit), ..): &Promise| (leaf, register as u32, bit);
         for (n, promise) in PROMISES.iter().enumerate() {
             let twice = PROMISES[..n]
                 .iter()
                 .any(|other| place(other) == place(promise));
-            assert!(!twice, "{}", promise.name);
+            assert!(!twice, "{}", promise.0);
         }
     }
 }
