@@ -124,15 +124,10 @@ impl Host {
     }
 }
 
-/// What both architectures' events are for a C host.
-pub(crate) trait ToEvent {
-    fn to_event(&self) -> VpmuEvent;
-}
-
 #[cfg(feature = "x86")]
-impl ToEvent for x86::CounterConfig {
-    fn to_event(&self) -> VpmuEvent {
-        let (kind, number) = match self.event {
+impl From<x86::CounterConfig> for VpmuEvent {
+    fn from(config: x86::CounterConfig) -> Self {
+        let (kind, number) = match config.event {
             x86::EventKind::General { select, umask } => {
                 (VPMU_EVENT_X86, u32::from(select) | u32::from(umask) << 8)
             }
@@ -142,38 +137,38 @@ impl ToEvent for x86::CounterConfig {
                 u32::from(select) | u32::from(umask) << 16,
             ),
         };
-        VpmuEvent {
+        Self {
             kind,
             number,
-            user: self.user,
-            kernel: self.kernel,
-            edge: self.edge,
-            invert: self.invert,
-            threshold: self.threshold,
+            user: config.user,
+            kernel: config.kernel,
+            edge: config.edge,
+            invert: config.invert,
+            threshold: config.threshold,
         }
     }
 }
 
 #[cfg(feature = "arm")]
-impl ToEvent for arm::CounterConfig {
-    fn to_event(&self) -> VpmuEvent {
-        let (kind, number) = match self.event {
+impl From<arm::CounterConfig> for VpmuEvent {
+    fn from(config: arm::CounterConfig) -> Self {
+        let (kind, number) = match config.event {
             arm::EventKind::Event(number) => (VPMU_EVENT_ARM, u32::from(number)),
             arm::EventKind::Cycles => (VPMU_EVENT_ARM_CYCLES, 0),
         };
-        VpmuEvent {
+        Self {
             kind,
             number,
-            user: self.el0,
-            kernel: self.el1,
-            ..VpmuEvent::default()
+            user: config.el0,
+            kernel: config.el1,
+            ..Self::default()
         }
     }
 }
 
-impl<E: ToEvent> CounterHost<E> for Host {
+impl<E: Copy + Into<VpmuEvent>> CounterHost<E> for Host {
     fn create(&mut self, counter: Counter, event: &E) -> Result<(), Lost> {
-        self.back(counter.number(), event.to_event())
+        self.back(counter.number(), (*event).into())
     }
 
     fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
