@@ -49,6 +49,7 @@ pub use config::{
 };
 pub use filter::{EventFilter, TooManyRules};
 pub use register::{Encoding, Register};
+use state::fits;
 pub use state::{PmuState, RestoreError};
 pub use version::PmuVersion;
 

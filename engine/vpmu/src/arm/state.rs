@@ -170,3 +170,16 @@ impl fmt::Display for RestoreError {
 }
 
 impl core::error::Error for RestoreError {}
+
+/// Refuses a register with a bit that is not one of `bits`.
+pub(super) const fn fits(
+    register: &'static str,
+    value: u64,
+    bits: u64,
+) -> Result<(), RestoreError> {
+    if value & !bits == 0 {
+        Ok(())
+    } else {
+        Err(RestoreError::Reserved { register, value })
+    }
+}

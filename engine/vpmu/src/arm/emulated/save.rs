@@ -2,7 +2,7 @@
 
 use super::EmulatedPmu;
 use crate::arm::{
-    CYCLE_COUNTER, CounterConfig, PmuState, RawPmevtyper, RestoreError, pmcr, pmuserenr,
+    CYCLE_COUNTER, CounterConfig, PmuState, RawPmevtyper, RestoreError, fits, pmcr, pmuserenr,
 };
 use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
@@ -109,13 +109,6 @@ impl<V: Events> EmulatedPmu<V> {
         let RawPmevtyper(cycle_filter) = RawPmevtyper(u64::MAX).for_guest_cycles(self.config.el3);
         let RawPmevtyper(event_type) =
             RawPmevtyper(u64::MAX).for_guest(self.config.version, self.config.el3);
-        let fits = |register, value: u64, bits: u64| {
-            if value & !bits == 0 {
-                Ok(())
-            } else {
-                Err(RestoreError::Reserved { register, value })
-            }
-        };
         fits(
             "PMCR_EL0",
             state.pmcr,

@@ -2,7 +2,7 @@
 
 use super::pmu::{PMCR_CONTROL, PMSELR_MASK, Residence, overflowed};
 use super::{MigrateError, PartitionedPmu, Plan, PmuRegisters};
-use crate::arm::{PmuState, Register, RestoreError, pmcr, pmuserenr};
+use crate::arm::{PmuState, Register, RestoreError, fits, pmcr, pmuserenr};
 
 impl PartitionedPmu {
     /// Loads the registers of a guest that is about to run here, if they are needed before its next trapped access. If
@@ -163,12 +163,7 @@ impl PartitionedPmu {
             (Register::PmovsSet, state.pmovs),
         ];
         for (register, value) in sets {
-            if value & !(self.guest() | self.taken()) != 0 {
-                return Err(RestoreError::Reserved {
-                    register: register.name(),
-                    value,
-                });
-            }
+            fits(register.name(), value, self.guest() | self.taken())?;
         }
         Ok(())
     }
