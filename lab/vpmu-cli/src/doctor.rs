@@ -97,41 +97,43 @@ impl fmt::Display for Line {
     }
 }
 
-fn line(
-    verdict: Verdict,
-    subject: &'static str,
-    found: impl Into<String>,
-    fix: impl Into<String>,
-) -> Line {
-    Line {
-        verdict,
-        subject,
-        found: found.into(),
-        fix: fix.into(),
+impl Line {
+    fn new(verdict: Verdict, subject: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            verdict,
+            subject,
+            found: found.into(),
+            fix: String::new(),
+        }
+    }
+
+    /// Says what to do. What is good needs none.
+    fn fix(self, fix: impl Into<String>) -> Self {
+        Self {
+            fix: fix.into(),
+            ..self
+        }
     }
 }
 
 fn ok(subject: &'static str, found: impl Into<String>) -> Line {
-    line(Verdict::Ok, subject, found, "")
+    Line::new(Verdict::Ok, subject, found)
 }
 
-fn note(subject: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Line {
-    line(Verdict::Note, subject, found, fix)
+fn note(subject: &'static str, found: impl Into<String>) -> Line {
+    Line::new(Verdict::Note, subject, found)
 }
 
-/// What is good, or else a note; what is good needs no `fix`.
-fn noted(
-    is_good: bool,
-    subject: &'static str,
-    found: impl Into<String>,
-    fix: impl Into<String>,
-) -> Line {
-    let verdict = if is_good { Verdict::Ok } else { Verdict::Note };
-    line(verdict, subject, found, fix)
+fn missing(subject: &'static str, found: impl Into<String>) -> Line {
+    Line::new(Verdict::Missing, subject, found)
 }
 
-fn missing(subject: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Line {
-    line(Verdict::Missing, subject, found, fix)
+/// What is good, or else a note.
+fn noted(is_good: bool, subject: &'static str, found: impl Into<String>) -> Line {
+    match is_good {
+        true => ok(subject, found),
+        false => note(subject, found),
+    }
 }
 
 fn qemu(arch: Arch, qemu: &Qemu) -> Line {
@@ -144,23 +146,23 @@ fn qemu(arch: Arch, qemu: &Qemu) -> Line {
     let version = match qemu.version(&tool) {
         Ok(version) => version,
         Err(Error::MissingProgram { program: at, .. }) if at == program => {
-            return missing(program, "not installed", fix);
+            return missing(program, "not installed").fix(fix);
         }
-        Err(error) => return missing(program, error.to_string(), ""),
+        Err(error) => return missing(program, error.to_string()),
     };
     let found = format!("version {version}");
     if version.major() >= OLDEST_QEMU {
         ok(program, found)
     } else {
         let found = format!("{found}, {OLDEST_QEMU}.0 or newer is needed");
-        missing(program, found, fix)
+        missing(program, found).fix(fix)
     }
 }
 
 fn tool(tool: &Tool) -> Line {
     match tool.is_installed() {
         true => ok(tool.program, "installed"),
-        false => missing(tool.program, "not installed", tool.fix),
+        false => missing(tool.program, "not installed").fix(tool.fix),
     }
 }
 
@@ -168,7 +170,7 @@ fn keyring() -> Line {
     let subject = "Debian's keys";
     match Path::new(apt::KEYRING).exists() {
         true => ok(subject, apt::KEYRING),
-        false => missing(subject, "not installed", apt::KEYRING_FIX),
+        false => missing(subject, "not installed").fix(apt::KEYRING_FIX),
     }
 }
 
@@ -176,22 +178,16 @@ fn mirror() -> Line {
     let subject = "Debian mirror";
     match sources::mirror() {
         Some(mirror) => ok(subject, mirror),
-        None => missing(
-            subject,
-            "none among this machine's apt sources",
-            format!("export {}=ADDRESS", sources::MIRROR_VARIABLE),
-        ),
+        None => missing(subject, "none among this machine's apt sources")
+            .fix(format!("export {}=ADDRESS", sources::MIRROR_VARIABLE)),
     }
 }
 
 fn cache() -> Line {
     match Cache::open().and_then(|cache| cache.run_dir().map(|_| cache)) {
         Ok(cache) => ok("cache folder", cache.root.display().to_string()),
-        Err(error) => missing(
-            "cache folder",
-            error.to_string(),
-            "point XDG_CACHE_HOME to a folder you can write",
-        ),
+        Err(error) => missing("cache folder", error.to_string())
+            .fix("point XDG_CACHE_HOME to a folder you can write"),
     }
 }
 
@@ -199,21 +195,20 @@ fn disk() -> Line {
     let subject = "disk space";
     let cache = Cache::open().ok();
     let Some(disk) = cache.and_then(|cache| rustix::fs::statvfs(&cache.root).ok()) else {
-        return note(subject, "unknown", "");
+        return note(subject, "unknown");
     };
     let free = (disk.f_bavail * disk.f_frsize) >> 20;
     if free >= DISK_MIB {
         return ok(subject, format!("{free} MiB free"));
     }
     let found = format!("{free} MiB free, guests want {DISK_MIB} MiB");
-    let fix = "free some, or move the cache with XDG_CACHE_HOME";
-    note(subject, found, fix)
+    note(subject, found).fix("free some, or move the cache with XDG_CACHE_HOME")
 }
 
 fn guests(arch: Arch) -> Line {
     let subject = "guest images";
     let Ok(cache) = Cache::open() else {
-        return note(subject, "no cache folder", "");
+        return note(subject, "no cache folder");
     };
     if let Some(images) = images::Images::ready(&cache, arch) {
         let release = images.kernel_release();
@@ -225,11 +220,8 @@ fn guests(arch: Arch) -> Line {
     if Pool::fetched(&cache, &Selection::guests(arch)).is_some() {
         return ok(subject, "downloaded, built at first use");
     }
-    note(
-        subject,
-        format!("Debian {RELEASE} is downloaded at first use (170 MB)"),
-        format!("fetch now: vpmu run --arch {arch} -- true"),
-    )
+    let found = format!("Debian {RELEASE} is downloaded at first use (170 MB)");
+    note(subject, found).fix(format!("fetch now: vpmu run --arch {arch} -- true"))
 }
 
 fn artifact(arch: Arch, file: &'static str) -> Line {
@@ -252,7 +244,7 @@ fn optional(line: Line) -> Line {
 fn found(file: &'static str, path: Result<PathBuf>) -> Line {
     match path {
         Ok(path) => ok(file, path.display().to_string()),
-        Err(error) => missing(file, error.to_string(), ""),
+        Err(error) => missing(file, error.to_string()),
     }
 }
 
@@ -278,7 +270,7 @@ fn kvm(arch: Arch) -> Line {
         Arch::X86_64 if is_usable => format!("{state}: --pmu emulated runs in it, in real time"),
         Arch::X86_64 => format!("{state}; an emulated host is used"),
     };
-    noted(is_usable, subject, found, "")
+    noted(is_usable, subject, found)
 }
 
 /// Says which PMU a guest of this machine's own KVM is best given, by what was measured (docs/use/whose-pmu.md).
@@ -310,11 +302,11 @@ fn memory() -> Line {
         kib.split_whitespace().next()?.parse::<u64>().ok()
     });
     let Some(mib) = available.map(|kib| kib / 1024) else {
-        return note(subject, "unknown", "");
+        return note(subject, "unknown");
     };
     let found = format!("{mib} MiB available");
     let fix = format!("compare takes up to {MEMORY_MIB}: close something, or give --memory 512M");
-    noted(mib >= MEMORY_MIB, subject, found, fix)
+    noted(mib >= MEMORY_MIB, subject, found).fix(fix)
 }
 
 /// What counts for a guest's counters, whether the kernel can sample guests for `--pebs ring`, and whether records are
@@ -344,16 +336,20 @@ fn backing(arch: Arch, qemu: &Qemu) -> [Line; 3] {
         _ if emulated => note(
             subject,
             format!("clock, as the emulated host has no PMU {itself}"),
-            format!("script/qemu builds a QEMU whose host has; with a clock, {fix}"),
-        ),
+        )
+        .fix(format!(
+            "script/qemu builds a QEMU whose host has; with a clock, {fix}"
+        )),
         "hardware" if Path::new("/sys/bus/event_source/devices/cpu_atom").exists() => note(
             subject,
             "hardware: this machine's PMU, but nothing while a vCPU's thread is on an E-core",
-            "taskset -c $(cat /sys/devices/cpu_core/cpus) vpmu ...",
-        ),
+        )
+        .fix("taskset -c $(cat /sys/devices/cpu_core/cpus) vpmu ..."),
         "hardware" if mediated == "mediated" => note(
             subject,
             "hardware: this machine's PMU, which another VM has for itself now (mediated vPMU)",
+        )
+        .fix(
             "counters are lost until that VM ends; its KVM gives it up with enable_mediated_pmu=0",
         ),
         "hardware" => ok(
@@ -363,9 +359,9 @@ fn backing(arch: Arch, qemu: &Qemu) -> [Line; 3] {
         "clock" => note(
             subject,
             "clock: this machine has no hardware PMU for perf events",
-            fix,
-        ),
-        _ => note(subject, format!("unknown: {error}"), ""),
+        )
+        .fix(fix),
+        _ => note(subject, format!("unknown: {error}")),
     };
     [
         counts,
@@ -385,7 +381,7 @@ fn buffer(emulated: bool, sampled: &str) -> Line {
         "sampled" => ("this machine's kernel samples guests", ""),
         reason => (reason, "--pebs exit asks less of a kernel"),
     };
-    noted(fix.is_empty(), "PEBS by the ring buffer", found, fix)
+    noted(fix.is_empty(), "PEBS by the ring buffer", found).fix(fix)
 }
 
 /// Whether the records of a guest's PEBS are where its events were.
@@ -396,9 +392,9 @@ fn records(backing: &str) -> Line {
         "hardware" => note(
             subject,
             "some instructions late, as KVM lets no host event of a guest be precise: not offered",
-            "--vmm-arg=--pebs-skid offers them so; with --backing clock they have no skid",
-        ),
-        _ => note(subject, "unknown", ""),
+        )
+        .fix("--vmm-arg=--pebs-skid offers them so; with --backing clock they have no skid"),
+        _ => note(subject, "unknown"),
     }
 }
 
@@ -414,9 +410,8 @@ fn perf(arch: Arch) -> Line {
             let found = format!("perf_event_paranoid is {level} ({needs})");
             let allowed = level.parse::<i32>().is_ok_and(|level| level < 2);
             let allowed = allowed || rustix::process::geteuid().is_root();
-            let fix = "as root: sysctl kernel.perf_event_paranoid=1";
-            noted(allowed, subject, found, fix)
+            noted(allowed, subject, found).fix("as root: sysctl kernel.perf_event_paranoid=1")
         }
-        Err(_) => note(subject, format!("this kernel has none ({needs})"), ""),
+        Err(_) => note(subject, format!("this kernel has none ({needs})")),
     }
 }
