@@ -230,7 +230,7 @@ pub struct PublishedVcpu {
     pub backing: Option<Backing>,
     /// Whose PMU the guest has: `intel`, `amd`, `paravirtual` or `none`.
     pub pmu: &'static str,
-    /// Its cost. The exits are known by their [kinds](Exits::kinds) alone, and nothing of the deadline.
+    /// Its cost. The exits are known by their [kinds](Exits::kinds) alone.
     pub statistics: Statistics,
 }
 

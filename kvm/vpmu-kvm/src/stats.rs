@@ -1,6 +1,5 @@
 //! The cost of a vCPU: exits to the VMM, by kind.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -258,13 +257,11 @@ pub struct Statistics {
     pub call_stacks: CallStacks,
     /// The searches for the guest's handler of #GP, through which RDPMC comes here.
     pub arming: Arming,
-    /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
-    pub deadline: BTreeMap<&'static str, u64>,
     /// The vCPU's place in the published file.
     pub(crate) slot: Slot,
 }
 
-/// Lists the figures that are neither exits nor a deadline's. The order is that of the published file: new figures come
+/// Lists the figures that are no exits. The order is that of the published file: new figures come
 /// last.
 macro_rules! figures {
     (@name $name:literal $($path:ident).+) => { $name };
@@ -365,7 +362,7 @@ impl Statistics {
         self.slot.show(kind, || [self.exits.kinds[kind]]);
     }
 
-    /// Returns the figures beside the exits and the deadline's, by the paths of their fields: `pmis`, `host.lost`.
+    /// Returns the figures beside the exits, by the paths of their fields: `pmis`, `host.lost`.
     pub fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         NAMES.into_iter().zip(self.words())
     }
@@ -380,25 +377,7 @@ impl Statistics {
         for (exit, count) in other.exits.iter() {
             self.exits.add(exit, count);
         }
-        add(&mut self.deadline, &other.deadline);
         self.fold(other, u64::wrapping_add);
-    }
-
-    /// Adds the statistics of a vCPU's lazy deadline.
-    pub fn add_deadline(&mut self, deadline: &lazy_deadline::HostStatistics) {
-        let counts = [
-            ("writes", deadline.writes),
-            ("overtaken", deadline.overtaken),
-            ("direct", deadline.direct),
-            ("expiries", deadline.expiries),
-            ("moved", deadline.moved),
-            ("cancelled", deadline.cancelled),
-            ("stale", deadline.stale),
-            ("injected", deadline.injected),
-            ("masked", deadline.masked),
-            ("abandoned", deadline.abandoned),
-        ];
-        add(&mut self.deadline, &counts.into());
     }
 
     /// Returns the statistics since `before`.
@@ -410,7 +389,6 @@ impl Statistics {
                 .map(|(exit, count)| (exit, count.saturating_sub(before.exits.get(exit))))
                 .filter(|&(_, count)| count != 0)
                 .collect(),
-            deadline: since(&self.deadline, &before.deadline),
             ..Self::default()
         };
         span.set_words(self.words());
@@ -428,23 +406,6 @@ impl Statistics {
         }
         self.set_words(words);
     }
-}
-
-fn add(counts: &mut BTreeMap<&'static str, u64>, more: &BTreeMap<&'static str, u64>) {
-    for (&kind, count) in more {
-        *counts.entry(kind).or_default() += count;
-    }
-}
-
-fn since(
-    now: &BTreeMap<&'static str, u64>,
-    before: &BTreeMap<&'static str, u64>,
-) -> BTreeMap<&'static str, u64> {
-    let old = |kind| before.get(kind).copied().unwrap_or_default();
-    now.iter()
-        .map(|(kind, count)| (*kind, count.saturating_sub(old(kind))))
-        .filter(|(_, count)| *count != 0)
-        .collect()
 }
 
 #[cfg(test)]

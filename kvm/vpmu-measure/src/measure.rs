@@ -36,8 +36,52 @@ struct OneVcpu {
 
 #[derive(Debug, Default)]
 struct Span {
-    begin: Option<(Statistics, Snapshot)>,
-    ended: Option<(Statistics, Snapshot, Snapshot)>,
+    begin: Option<(Counts, Snapshot)>,
+    ended: Option<(Counts, Snapshot, Snapshot)>,
+}
+
+/// The counts of all vCPUs together.
+#[derive(Debug, Default)]
+struct Counts {
+    statistics: Statistics,
+    /// Those of the lazy deadlines, by name; empty where no vCPU has one.
+    deadline: BTreeMap<&'static str, u64>,
+}
+
+impl Counts {
+    fn add(&mut self, vcpu: &OneVcpu) {
+        self.statistics.add(&locked(&vcpu.statistics));
+        let Some(deadline) = &vcpu.deadline else {
+            return;
+        };
+        let deadline = deadline.statistics();
+        let counts = [
+            ("writes", deadline.writes),
+            ("overtaken", deadline.overtaken),
+            ("direct", deadline.direct),
+            ("expiries", deadline.expiries),
+            ("moved", deadline.moved),
+            ("cancelled", deadline.cancelled),
+            ("stale", deadline.stale),
+            ("injected", deadline.injected),
+            ("masked", deadline.masked),
+            ("abandoned", deadline.abandoned),
+        ];
+        for (name, count) in counts {
+            *self.deadline.entry(name).or_default() += count;
+        }
+    }
+
+    /// Returns the counts since `before`, those of the deadlines without the ones that have not happened.
+    fn since(mut self, before: &Self) -> Self {
+        for (name, count) in &before.deadline {
+            let now = self.deadline.entry(name).or_default();
+            *now = now.saturating_sub(*count);
+        }
+        self.deadline.retain(|_, count| *count != 0);
+        self.statistics = self.statistics.since(&before.statistics);
+        self
+    }
 }
 
 /// The PMU that the statistics are of.
@@ -87,13 +131,10 @@ impl Measurement {
         locked(&self.span).begin.is_some()
     }
 
-    fn total(&self) -> Statistics {
-        let mut total = Statistics::default();
+    fn total(&self) -> Counts {
+        let mut total = Counts::default();
         for vcpu in locked(&self.vcpus).iter() {
-            total.add(&locked(&vcpu.statistics));
-            if let Some(deadline) = &vcpu.deadline {
-                total.add_deadline(&deadline.statistics());
-            }
+            total.add(vcpu);
         }
         total
     }
@@ -151,7 +192,8 @@ impl Measurement {
 
 /// Returns exits and host operations by name, without those that have not
 /// happened.
-fn to_json(statistics: &Statistics) -> Value {
+fn to_json(counts: &Counts) -> Value {
+    let statistics = &counts.statistics;
     let exits: BTreeMap<String, u64> = statistics
         .exits
         .iter()
@@ -175,7 +217,7 @@ fn to_json(statistics: &Statistics) -> Value {
         "part_time": calls.part_time,
         "reports": calls.reports,
         "spurious_reports": calls.spurious_reports,
-        "deadline": statistics.deadline,
+        "deadline": counts.deadline,
     });
     for (name, count) in statistics.figures() {
         match name.split_once('.') {
@@ -222,7 +264,11 @@ mod tests {
         (statistics.pmis, statistics.longest_stuck_ns) = (3, 7);
         statistics.host.reads = 2;
         (statistics.host.lost, statistics.host.unsupported) = (1, 4);
-        let json = to_json(&statistics);
+        let mut counts = Counts {
+            statistics,
+            deadline: [("writes", 5), ("moved", 2)].into(),
+        };
+        let json = to_json(&counts);
         assert_eq!(json["exits"], serde_json::json!({"msr:read:0x38e": 1}));
         assert_eq!(json["pmis"], 3);
         assert_eq!(json["longest_stuck_ns"], 7);
@@ -230,5 +276,16 @@ mod tests {
         assert_eq!(json["lost"], 5, "whoever knew");
         assert_eq!(json["pebs"]["records"], 0);
         assert_eq!(json["arming"]["longest_ns"], 0);
+        assert_eq!(
+            json["deadline"],
+            serde_json::json!({"writes": 5, "moved": 2})
+        );
+        let before = Counts {
+            deadline: [("writes", 1), ("moved", 2)].into(),
+            ..Counts::default()
+        };
+        counts = counts.since(&before);
+        assert_eq!(counts.deadline, [("writes", 4)].into());
+        assert_eq!(counts.statistics.pmis, 3);
     }
 }
