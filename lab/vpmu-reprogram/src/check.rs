@@ -17,12 +17,10 @@ use vpmu::x86::pebs::{Host, Sample};
 use vpmu::x86::{CounterConfig, Ring};
 use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
-/// The rate of the checks' clock.
-pub(crate) const TSC_HZ: u64 = 1_000_000_000;
-
 pub(crate) fn options(backing: Option<Backing>) -> PerfOptions {
     PerfOptions {
-        tsc_hz: TSC_HZ,
+        // The rate of the checks' clock.
+        tsc_hz: 1_000_000_000,
         backing,
         ..PerfOptions::default()
     }
@@ -75,8 +73,7 @@ pub(crate) const CHECKS: [Check; 15] = [
 
 /// A period of cycles, or of nanoseconds: some hundred microseconds either way.
 const PERIOD: u64 = 200_000;
-const CYCLES: CounterConfig =
-    RawPerfEvtSel(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS).config(Version::V2);
+const CYCLES: CounterConfig = event(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS);
 const FIRST: Counter = Counter::at::<0>();
 const SECOND: Counter = Counter::at::<1>();
 const THIRD: Counter = Counter::at::<2>();
@@ -87,6 +84,11 @@ const NOWHERE: Sample = Sample {
 };
 const MOMENT: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Returns an event by Intel's select, which hosts of other vendors know as an architectural one.
+pub(crate) const fn event(select: u64) -> CounterConfig {
+    RawPerfEvtSel(select).config(Version::V2)
+}
 
 pub(crate) fn host(backing: Backing) -> Result<PerfHost, String> {
     host_of(options(Some(backing)))
@@ -134,10 +136,11 @@ fn spin(host: &mut PerfHost, time: Duration) -> Vec<(Counter, Report)> {
     reports
 }
 
-/// Uses the CPU for so many ms, without a check for reports.
-pub(crate) fn spin_for(ms: u64) {
-    let start = used();
-    while used() - start < Duration::from_millis(ms) {}
+/// Has `counters` count while the CPU is used for `time`.
+pub(crate) fn count(host: &mut PerfHost, counters: CounterSet, time: Duration) {
+    host.resume(counters);
+    spin(host, time);
+    host.pause(counters);
 }
 
 /// Returns whether this machine's processor is a hypervisor's.
@@ -171,9 +174,7 @@ fn counts(backing: Backing) -> Found {
     create(&mut host, FIRST)?;
     spin(&mut host, MOMENT);
     let before = host.read(FIRST);
-    host.resume(FIRST.alone());
-    spin(&mut host, MOMENT);
-    host.pause(FIRST.alone());
+    count(&mut host, FIRST.alone(), MOMENT);
     let ran = host.read(FIRST);
     spin(&mut host, MOMENT);
     let after = host.read(FIRST);
@@ -184,9 +185,7 @@ fn counts(backing: Backing) -> Found {
 fn anew(backing: Backing) -> Found {
     let mut host = host(backing)?;
     create(&mut host, FIRST)?;
-    host.resume(FIRST.alone());
-    spin(&mut host, MOMENT);
-    host.pause(FIRST.alone());
+    count(&mut host, FIRST.alone(), MOMENT);
     let first = host.read(FIRST);
     host.release(FIRST);
     create(&mut host, FIRST)?;
@@ -271,9 +270,7 @@ fn sampled(backing: Backing) -> Found {
         // As in a guest with kvmclock.
         return skipped("perf's clock is not the TSC");
     }
-    host.resume(FIRST.alone());
-    spin(&mut host, 20 * MOMENT);
-    host.pause(FIRST.alone());
+    count(&mut host, FIRST.alone(), 20 * MOMENT);
     let periods = host.read(FIRST) / PERIOD;
     // A place of this thread is outside any guest.
     let taken = host.take_samples(FIRST, &mut [NOWHERE]);
@@ -381,8 +378,7 @@ fn rare(backing: Backing) -> Found {
         repeating: true,
         ..options(Some(backing))
     })?;
-    let instructions = RawPerfEvtSel(0xc0 | RawPerfEvtSel::USR).config(Version::V2);
-    host.create(FIRST, &instructions)
+    host.create(FIRST, &event(0xc0 | RawPerfEvtSel::USR))
         .map_err(|lost| format!("instructions cannot be counted: {lost}"))?;
     host.set_period(FIRST, NonZeroU64::new(EACH));
     host.resume(FIRST.alone());
@@ -403,8 +399,7 @@ fn guests_only(backing: Backing) -> Found {
     hardware_only(backing)?;
     let mut host = PerfHost::new(options(Some(backing))).map_err(|error| error.to_string())?;
     create(&mut host, FIRST)?;
-    host.resume(FIRST.alone());
-    spin(&mut host, MOMENT);
+    count(&mut host, FIRST.alone(), MOMENT);
     let total = host.read(FIRST);
     holds_if(total == 0, format!("{total}"))
 }
@@ -416,9 +411,7 @@ fn shared(backing: Backing) -> Found {
     for counter in all {
         create(&mut host, counter)?;
     }
-    host.resume(all);
-    spin(&mut host, 20 * MOMENT);
-    host.pause(all);
+    count(&mut host, all, 20 * MOMENT);
     let deficit = |counter| {
         let total = host.read(counter);
         (host.deficit(counter), total)

@@ -231,15 +231,12 @@ fn main() -> ExitCode {
 /// counters are free, or `any`; and `mediated` while another VM has them, or `free`.
 fn probe(wanted: Option<Backing>) -> Result<(), String> {
     let options = options(wanted);
-    let samples = check_sampling(&options);
-    let host = PerfHost::new(options).map_err(|error| error.to_string())?;
-    println!("{}", name(host.backing()));
-    match samples {
+    let support = support(&options).map_err(|error| error.to_string())?;
+    println!("{}", name(support.backing));
+    match check_sampling(&options) {
         Ok(()) => println!("sampled"),
         Err(error) => println!("{error}"),
     }
-    drop(host);
-    let support = support(&check::options(wanted)).map_err(|error| error.to_string())?;
     match support.counters {
         Some(free) => println!("{free}"),
         None => println!("any"),

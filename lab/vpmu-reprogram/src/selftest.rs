@@ -1,16 +1,16 @@
 //! What `vpmu selftest` asks of perf on this machine: the promises with each backing, and what no promise of a host says.
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
-use vpmu::x86::CounterConfig;
-use vpmu::x86::intel::{RawPerfEvtSel, Version};
+use vpmu::x86::intel::RawPerfEvtSel;
 use vpmu_perf::{Backing, PerfError, PerfHost, Support, support};
 
-use crate::check::{CHECKS, Found, Unseen, holds_if, host, is_virtual, skipped, spin_for};
+use crate::check::{CHECKS, Found, Unseen, count, event, holds_if, host, is_virtual, skipped};
 use crate::{name, options};
 
 /// Descriptors of a vCPU whose guest uses all that it is offered: general and fixed counters, a group's leader and two
@@ -115,11 +115,6 @@ fn machine(support: &Support) -> Value {
     })
 }
 
-/// Returns an event of user space by Intel's select, which hosts of other vendors know as an architectural one.
-fn event(select: u64) -> CounterConfig {
-    RawPerfEvtSel(select | RawPerfEvtSel::USR).config(Version::V2)
-}
-
 /// One counter more than is promised may share: what is promised may not.
 fn promised(support: &Support) -> Found {
     let free = match support.counters {
@@ -131,12 +126,10 @@ fn promised(support: &Support) -> Found {
     let all = CounterSet::first(free);
     for counter in all {
         // Branches: on Intel's processors these have no counter of their own beside the general ones.
-        host.create(counter, &event(0xc4))
+        host.create(counter, &event(0xc4 | RawPerfEvtSel::USR))
             .map_err(|lost| format!("counter {counter} of {free}: {lost}"))?;
     }
-    host.resume(all);
-    spin_for(20);
-    host.pause(all);
+    count(&mut host, all, Duration::from_millis(20));
     let totals: Vec<(u64, Option<Lost>)> = all
         .iter()
         .map(|counter| (host.read(counter), host.deficit(counter)))
@@ -156,7 +149,7 @@ fn events(_: &Support) -> Found {
     let mut good = true;
     for (name, select) in [("cycles", 0x3c), ("instructions", 0xc0), ("branches", 0xc4)] {
         let counter = Counter::at::<0>();
-        host.create(counter, &event(select))
+        host.create(counter, &event(select | RawPerfEvtSel::USR))
             .map_err(|lost| format!("{name}: {lost}"))?;
         let [once, twice] = [ROUNDS, 2 * ROUNDS].map(|rounds| {
             let before = host.read(counter);
@@ -208,7 +201,7 @@ fn guests_only(_: &Support) -> Found {
 #[cfg(target_arch = "x86_64")]
 fn precise(_: &Support) -> Found {
     let with_pebs = vpmu_kvm::Model::Intel {
-        version: Version::V5,
+        version: vpmu::x86::intel::Version::V5,
         pebs: true,
     };
     match vpmu_kvm::detect(with_pebs, &vpmu_kvm::Options::default()) {

@@ -6,10 +6,10 @@ use std::thread;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, sched_yield};
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
-use vpmu::x86::intel::{RawPerfEvtSel, Version};
+use vpmu::x86::intel::RawPerfEvtSel;
 use vpmu_perf::{Backing, PerfHost};
 
-use super::{FIRST, Found, SECOND, THIRD, Unseen, hardware_only, holds_if, host};
+use super::{FIRST, Found, SECOND, THIRD, Unseen, event, hardware_only, holds_if, host};
 
 const USER: u64 = RawPerfEvtSel::USR;
 const KERNEL: u64 = RawPerfEvtSel::OS;
@@ -22,8 +22,7 @@ const MOVES: usize = 20;
 fn counting(rings: &[(Counter, u64)]) -> Result<PerfHost, Unseen> {
     let mut host = host(Backing::Hardware)?;
     for &(counter, ring) in rings {
-        let instructions = RawPerfEvtSel(0xc0 | ring).config(Version::V2);
-        host.create(counter, &instructions)
+        host.create(counter, &event(0xc0 | ring))
             .map_err(|lost| match lost {
                 // As in a guest whose PMU is made of a clock.
                 Lost::Unsupported => Unseen::Skipped(lost.to_string()),
