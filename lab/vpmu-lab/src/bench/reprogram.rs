@@ -26,16 +26,9 @@ const PUBLISHED: [(&str, &str, f64); 2] = [
     ("handle_overflow_ns", "reuse", 97.0),
 ];
 
-/// The program's names of its modes, which are also those of this machine's figures; the names for the lab's machine and
-/// for a guest.
-const MODES: [[&str; 3]; 3] = [
-    ["recreate", "native-recreate", "guest-recreate"],
-    ["reuse", "native-reuse", "guest-reuse"],
-    ["paused", "native-paused", "guest-paused"],
-];
-const THIS: usize = 0;
-const NATIVE: usize = 1;
-const GUEST: usize = 2;
+/// What stands before the names of policies in the modes of the lab's machine, and of a guest.
+const NATIVE: &str = "native-";
+const GUEST: &str = "guest-";
 /// The command of the lab's machine and of a guest. It first checks that hardware events keep the promises on which the
 /// engine relies, because figures of other events would mean nothing. It handles fewer overflows,
 /// as each costs a guest exits.
@@ -63,7 +56,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         }
         Ok::<_, Error>(rows)
     };
-    let mut rows = said(parse(output.as_bytes(), THIS))?;
+    let mut rows = said(parse(output.as_bytes(), ""))?;
     let native = context.qemu.has_x86_pmu().then_some(Pmu::Native.into());
     let guest = emulated(&[Policy::default()]);
     let designs: Vec<Design> = native.into_iter().chain(guest).collect();
@@ -73,22 +66,22 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     };
     let guests = context.compare(request, "guest", &designs, IN_GUEST)?;
     for guest in &guests {
-        let place = match guest.design.pmu {
+        let prefix = match guest.design.pmu {
             Pmu::Native => NATIVE,
             _ => GUEST,
         };
-        rows.extend(said(parse(&guest.output, place))?);
+        rows.extend(said(parse(&guest.output, prefix))?);
     }
     Ok(rows)
 }
 
-/// Reads what has counted for the program, and its figures; `place` is an index of [`MODES`].
-fn parse(output: &[u8], place: usize) -> Option<(Option<Backing>, Vec<Row>)> {
+/// Reads what has counted for the program, and its figures, whose modes are policies; `prefix` says where it ran.
+fn parse(output: &[u8], prefix: &str) -> Option<(Option<Backing>, Vec<Row>)> {
     let report: Report = serde_json::from_slice(output).ok()?;
     let named = report.rows.iter().map(|row| {
-        let names = MODES.into_iter().find(|names| names[0] == row.mode)?;
+        let policy: Policy = row.mode.parse().ok()?;
         Some(Row {
-            mode: names[place].to_owned(),
+            mode: format!("{prefix}{}", policy.name()),
             ..beside(row.clone(), &PUBLISHED)
         })
     });
@@ -118,10 +111,10 @@ mod tests {
         assert!(
             parse(
                 br#"{"rows":[{"figure":"x","mode":"y","measured":1,"unit":"ns"}]}"#,
-                THIS
+                ""
             )
             .is_none()
         );
-        assert!(parse(b"", THIS).is_none());
+        assert!(parse(b"", "").is_none());
     }
 }
