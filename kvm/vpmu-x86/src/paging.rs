@@ -4,6 +4,8 @@
 //! 32-bit kernels have, reaches nothing. KVM_TRANSLATE answers without any check of permissions, and takes a system call for
 //! each page. Accessed and dirty bits are left as they are.
 
+use std::ops::Range;
+
 use crate::cpu::System;
 use crate::memory::Memory;
 
@@ -297,6 +299,27 @@ impl Paging {
         }
         None
     }
+}
+
+/// Calls `body` with the linear address of each page's part of the range, and the bytes of the range that it has: neighbours
+/// in linear memory need not be neighbours in RAM, and the next page may be missing. Returns whether all calls have done so.
+pub fn each_page(
+    address: u64,
+    length: usize,
+    mut body: impl FnMut(u64, Range<usize>) -> bool,
+) -> bool {
+    let mut done = 0;
+    while done < length {
+        let Some(at) = address.checked_add(done as u64) else {
+            return false;
+        };
+        let end = length.min(done + (PAGE - at % PAGE) as usize);
+        if !body(at, done..end) {
+            return false;
+        }
+        done = end;
+    }
+    true
 }
 
 /// Returns the page below `at` whose entry of `table` is present for user space, or the last one that another table has.

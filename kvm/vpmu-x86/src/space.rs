@@ -2,7 +2,7 @@
 
 use crate::cpu::Stop;
 use crate::memory::Memory;
-use crate::paging::{Access, Mode, PAGE, Page, Paging};
+use crate::paging::{Access, Mode, PAGE, Page, Paging, each_page};
 
 /// The longest instruction (SDM vol. 2A, 2.3.11).
 pub(crate) const LONGEST: usize = 15;
@@ -100,20 +100,12 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
 
     /// Fills `bytes`; `false`: not all of that is RAM.
     pub(crate) fn read(&mut self, address: u64, bytes: &mut [u8]) -> bool {
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = address.wrapping_add(done as u64);
-            let end = bytes.len().min(done + (PAGE - at % PAGE) as usize);
-            let read = self.page(at).is_some_and(|page| {
+        each_page(address, bytes.len(), |at, part| {
+            self.page(at).is_some_and(|page| {
                 let physical = page.physical + at % PAGE;
-                self.memory.read(physical, &mut bytes[done..end])
-            });
-            if !read {
-                return false;
-            }
-            done = end;
-        }
-        true
+                self.memory.read(physical, &mut bytes[part])
+            })
+        })
     }
 
     pub(crate) fn is_canonical(&self, address: u64) -> bool {

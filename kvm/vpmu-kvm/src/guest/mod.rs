@@ -6,14 +6,12 @@
 //! a processor's TLB: the guest that changes its tables meanwhile, from another vCPU, has to interrupt this vCPU before
 //! it can rely on the change.
 
-use std::ops::Range;
-
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_xsave};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Sample};
 use vpmu_perf::SampledGuest;
 use vpmu_x86::cpu::{Registers, System};
-use vpmu_x86::paging::{Access, Mode, PAGE, Page, Paging};
+use vpmu_x86::paging::{Access, Mode, PAGE, Page, Paging, each_page};
 
 use crate::run::Kvm;
 use crate::{deadline, sys};
@@ -157,27 +155,6 @@ impl Guest for VcpuGuest {
         }
         Ok(registers)
     }
-}
-
-/// Calls `body` with the linear address of each page's part of the range, and the bytes of the range that it has: neighbours
-/// in linear memory need not be neighbours in RAM, and the next page may be missing. Returns whether all calls have done so.
-pub(crate) fn each_page(
-    address: u64,
-    length: usize,
-    mut body: impl FnMut(u64, Range<usize>) -> bool,
-) -> bool {
-    let mut done = 0;
-    while done < length {
-        let Some(at) = address.checked_add(done as u64) else {
-            return false;
-        };
-        let end = length.min(done + (PAGE - at % PAGE) as usize);
-        if !body(at, done..end) {
-            return false;
-        }
-        done = end;
-    }
-    true
 }
 
 /// Returns the general registers as `vpmu-x86` has them.

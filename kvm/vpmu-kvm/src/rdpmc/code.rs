@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 
 use kvm_bindings::kvm_sregs;
 
-use crate::guest::{each_page, system};
+use crate::guest::system;
 use crate::memory::GuestMemory;
-use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
+use vpmu_x86::paging::{Access, Mode, PAGE, Paging, each_page};
 
 /// A guest's memory under the page tables that one of its vCPUs uses.
 #[derive(Clone, Copy)]
