@@ -37,7 +37,7 @@ struct OneVcpu {
 #[derive(Debug, Default)]
 struct Span {
     begin: Option<(Counts, Snapshot)>,
-    ended: Option<(Counts, Snapshot, Snapshot)>,
+    ended: Option<(Counts, Kvm)>,
 }
 
 /// The counts of all vCPUs together.
@@ -122,7 +122,8 @@ impl Measurement {
     pub fn end(&self) {
         let mut span = locked(&self.span);
         if let Some((before, begin)) = span.begin.take() {
-            span.ended = Some((self.total().since(&before), begin, snapshot()));
+            let (counts, end) = (self.total().since(&before), snapshot());
+            span.ended = Some((counts, Kvm { begin, end }));
         }
     }
 
@@ -180,12 +181,9 @@ impl Measurement {
             "pmu_version": version,
             "general": general,
             "fixed": fixed,
-            "measured": span.map(|(span, ..)| to_json(span)),
+            "measured": span.map(|(span, _)| to_json(span)),
             "total": to_json(&self.total()),
-            "host": span.map(|(_, begin, end)| Kvm {
-                begin: begin.clone(),
-                end: end.clone(),
-            }),
+            "host": span.map(|(_, host)| host),
         }})
     }
 }
