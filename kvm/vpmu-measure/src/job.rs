@@ -30,22 +30,8 @@ pub struct HostJob {
 }
 
 impl HostJob {
-    /// Where the job is in the host's file tree.
+    /// Where the job is in the host's file tree, as JSON.
     pub const PATH: &str = "vpmu/job.json";
-
-    /// The job as that file's contents.
-    pub fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a job is plain data")
-    }
-
-    /// Reads what [`HostJob::to_json`] wrote.
-    ///
-    /// # Errors
-    ///
-    /// The parser's, for anything else.
-    pub fn parse(json: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(json)
-    }
 }
 
 /// A VMM on stock KVM.
@@ -95,18 +81,4 @@ pub enum Disturb {
     Loadvm(u32),
     /// It is reset, and begins again.
     Reset(u32),
-}
-
-impl Disturb {
-    /// Reads `migrate:N`, `loadvm:N` or `reset:N`.
-    pub fn parse(text: &str) -> Option<Self> {
-        let (kind, times) = text.split_once(':')?;
-        let times = times.parse().ok()?;
-        match kind {
-            "migrate" => Some(Self::Migrate(times)),
-            "loadvm" => Some(Self::Loadvm(times)),
-            "reset" => Some(Self::Reset(times)),
-            _ => None,
-        }
-    }
 }

@@ -149,7 +149,8 @@ impl Nested<'_> {
             boots_disk: parts.disk.is_some(),
             mediates: newest.is_some(),
         };
-        archive.bytes(HostJob::PATH, 0o644, settings.to_json());
+        let settings = serde_json::to_vec(&settings).expect("a job is plain data");
+        archive.bytes(HostJob::PATH, 0o644, settings);
         if let Some(kernel) = newest {
             kernel.put_modules(&mut archive)?;
         }

@@ -225,5 +225,12 @@ impl Guest {
 
 /// Returns what happens to a guest while it measures, if this option of the patched QEMU's says so. QEMU does not see it.
 pub(crate) fn disturbance(option: &str) -> Option<Disturb> {
-    Disturb::parse(option.strip_prefix("--disturb=")?)
+    let (kind, times) = option.strip_prefix("--disturb=")?.split_once(':')?;
+    let times = times.parse().ok()?;
+    match kind {
+        "migrate" => Some(Disturb::Migrate(times)),
+        "loadvm" => Some(Disturb::Loadvm(times)),
+        "reset" => Some(Disturb::Reset(times)),
+        _ => None,
+    }
 }

@@ -35,7 +35,7 @@ pub(crate) fn run(process: Process) -> i32 {
 fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     let path = format!("/{}", HostJob::PATH);
     let job = files::read(&path).map_err(|errno| format!("failed to read {path}: {errno}"))?;
-    let job = HostJob::parse(job.as_bytes()).map_err(|error| format!("{path}: {error}"))?;
+    let job: HostJob = serde_json::from_str(&job).map_err(|error| format!("{path}: {error}"))?;
     prepare(process, &job);
     if job.mediates && files::read(MEDIATES).as_deref().map(str::trim) != Ok("Y") {
         return Err("KVM hands no PMU over on this processor: it needs PerfMonV2".to_owned());
