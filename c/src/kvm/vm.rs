@@ -6,8 +6,8 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use vpmu_kvm::{
-    Clock, CpuidEntry, Follow, Freeze, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Skid,
-    Source, amd, intel,
+    Backing, CpuidEntry, Follow, Freeze, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Skid,
+    amd, intel,
 };
 
 use super::handle::{Table, answer, damaged, failed, misuse, needed};
@@ -158,17 +158,14 @@ impl VpmuKvmOptions {
     }
 
     fn options(&self) -> Option<Options> {
-        let clock = match self.approximate_instructions {
-            true => Clock::Approximate,
-            false => Clock::Cycles,
-        };
         Some(Options {
-            source: match self.backing {
-                VPMU_KVM_BACKING_AUTO => Source::Best(clock),
-                VPMU_KVM_BACKING_HARDWARE => Source::Hardware,
-                VPMU_KVM_BACKING_CLOCK => Source::Clock(clock),
+            backing: match self.backing {
+                VPMU_KVM_BACKING_AUTO => None,
+                VPMU_KVM_BACKING_HARDWARE => Some(Backing::Hardware),
+                VPMU_KVM_BACKING_CLOCK => Some(Backing::Clock),
                 _ => return None,
             },
+            approximate_instructions: self.approximate_instructions,
             freeze: match self.freeze {
                 VPMU_KVM_FREEZE_VM => Freeze::Vm,
                 VPMU_KVM_FREEZE_GUEST => Freeze::Guest,

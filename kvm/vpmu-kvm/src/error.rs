@@ -94,11 +94,11 @@ impl fmt::Display for Error {
             Self::Perf(error) => error.fmt(f),
             Self::GuestsOnly(counted) => write!(f,
                 "this host's counters do not count guests alone ({} cycles of the host, {} of a guest), as in a VM of a \
-                 cloud whose KVM drops AMD's GuestOnly bit: let a clock count (Source::Clock)",
+                 cloud whose KVM drops AMD's GuestOnly bit: let a clock count (Backing::Clock)",
                 counted.host, counted.guest),
             Self::Event(event) => write!(f,
                 "this host cannot count {event:?}, which the guest is offered: use a host that can, or \
-                 Clock::Approximate if the guest was offered them so"),
+                 Options::approximate_instructions if the guest was offered them so"),
             Self::NoAmd => f.write_str(
                 "this host's processor is not AMD's, and a guest's system calls, errata and events would not be AMD's \
                  either: leave the model out, or choose Intel's"),
@@ -109,7 +109,7 @@ impl fmt::Display for Error {
             Self::Paravirt(error) => write!(f, "{error}; restore with the version that saved it"),
             Self::PebsSkid => f.write_str(
                 "PEBS records would be some instructions late with this host's hardware counters, which no guest can be \
-                 told: accept that (Skid::Accepted, --pebs-skid), let a clock count (Source::Clock, --backing clock), or offer no \
+                 told: accept that (Skid::Accepted, --pebs-skid), let a clock count (Backing::Clock, --backing clock), or offer no \
                  PEBS"),
             Self::Lbr(reason) => write!(f, "last branch records: {reason}; offer none (Options::lbr, --lbr off)"),
             Self::OtherOffer => f.write_str(

@@ -106,7 +106,7 @@ pub use intercept::{Filter, FilterRange, intercept, intercept_beside};
 
 pub use memory::{GuestMemory, Words};
 pub use offer::{Offer, Pmu, detect};
-pub use options::{Clock, Follow, Freeze, Lbr, Model, Options, Pebs, Perfmon, Skid, Source};
+pub use options::{Follow, Freeze, Lbr, Model, Options, Pebs, Perfmon, Skid};
 pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR, ParavirtState};
 pub use publish::{Process, PublishedVcpu, publish, published};
 pub use rdpmc::{Rdpmc, RdpmcState};

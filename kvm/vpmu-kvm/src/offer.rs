@@ -11,7 +11,7 @@ use vpmu_perf::{Backing, Support, Vendor};
 use crate::cpuid::{self, CpuidEntry};
 use crate::deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 use crate::error::Error;
-use crate::options::{Lbr, Model, Options, Source};
+use crate::options::{Lbr, Model, Options};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 use crate::trial;
 use branches::{BTF, LBR, offer_lbr, with_lbr};
@@ -230,11 +230,11 @@ fn tried(options: &Options) -> Result<Support, Error> {
         return Ok(found);
     }
     // Once for the process: a trial runs a guest for some ms.
-    match (trial::broken(), options.source) {
+    match (trial::broken(), options.backing) {
         (None, _) => Ok(found),
-        (Some(broken), Source::Hardware) => Err(Error::GuestsOnly(broken)),
+        (Some(broken), Some(Backing::Hardware)) => Err(Error::GuestsOnly(broken)),
         // The options know by now that hardware is broken.
-        (Some(_), Source::Best(_) | Source::Clock(_)) => support(options),
+        (Some(_), None | Some(Backing::Clock)) => support(options),
     }
 }
 

@@ -64,33 +64,6 @@ pub enum Skid {
     Accepted,
 }
 
-/// The source of a guest's counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The processor's counters where perf has them, else the time of the vCPU's thread.
-    Best(Clock),
-    /// The processor's counters, and nothing else.
-    Hardware,
-    /// The time of the vCPU's thread.
-    Clock(Clock),
-}
-
-impl Default for Source {
-    fn default() -> Self {
-        Self::Best(Clock::default())
-    }
-}
-
-/// The events that the time of a thread stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Clock {
-    /// Cycles and reference cycles.
-    #[default]
-    Cycles,
-    /// Instructions and branches, too, one for each cycle. Their distribution is that of time, their number means nothing.
-    Approximate,
-}
-
 /// The last branch records that a guest is offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lbr {
@@ -116,8 +89,11 @@ pub enum Follow {
 /// A VMM's choices of how the host works for a guest, which does not see them. The default suits most.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The source of the counts.
-    pub source: Source,
+    /// What counts. `None`: the processor's counters where perf has them, else the time of the vCPU's thread.
+    pub backing: Option<Backing>,
+    /// Where a clock counts: instructions and branches, too, one for each cycle. Their distribution is that of time, their
+    /// number means nothing.
+    pub approximate_instructions: bool,
     /// The time that a clock counts: with or without the host's work for the guest.
     pub freeze: Freeze,
     /// The policy for calls to perf.
@@ -154,16 +130,13 @@ impl Options {
     /// Returns the options to try this host with. The others change nothing about what can be counted, and follow from what
     /// the guest is offered, and from its vCPU and its TSC.
     pub(crate) fn perf(&self) -> PerfOptions {
-        let (backing, clock) = match self.source {
-            Source::Best(clock) if trial::is_known_broken() => (Some(Backing::Clock), clock),
-            // perf finds out by opening an event: a PMU may be there and taken.
-            Source::Best(clock) => (None, clock),
-            Source::Hardware => (Some(Backing::Hardware), Clock::Cycles),
-            Source::Clock(clock) => (Some(Backing::Clock), clock),
-        };
         PerfOptions {
-            backing,
-            approximate_instructions: clock == Clock::Approximate,
+            backing: match self.backing {
+                None if trial::is_known_broken() => Some(Backing::Clock),
+                // Without a choice, perf finds out by opening an event: a PMU may be there and taken.
+                chosen => chosen,
+            },
+            approximate_instructions: self.approximate_instructions,
             signal: self.signal,
             freeze: self.freeze,
             ..PerfOptions::default()

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use vpmu_kvm::{Clock, Freeze, Model, Options, Perfmon, Policy, Source, Vendor, amd};
+use vpmu_kvm::{Backing, Freeze, Model, Options, Perfmon, Policy, Vendor, amd};
 
 /// The variable: words with spaces between them, the file of the statistics last.
 pub(crate) const VARIABLE: &str = "VPMU_EXEC";
@@ -26,7 +26,6 @@ impl Settings {
             ..Self::default()
         };
         let (mut pmu, mut perfmon) = ("auto", None);
-        let (mut backing, mut clock) = ("auto", Clock::Cycles);
         let mut rest = text.trim_start();
         while !rest.is_empty() {
             if let Some(file) = rest.strip_prefix("measure=") {
@@ -38,8 +37,8 @@ impl Settings {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("pmu", name) => pmu = name,
                 ("perfmon", number) => perfmon = Some(number),
-                ("backing", name) => backing = name,
-                ("approximate", "") => clock = Clock::Approximate,
+                ("backing", name) => settings.options.backing = backing(name)?,
+                ("approximate", "") => settings.options.approximate_instructions = true,
                 ("policy", name) => settings.options.policy = policy(name)?,
                 ("freeze", "vm") => settings.options.freeze = Freeze::Vm,
                 ("freeze", "guest") => settings.options.freeze = Freeze::Guest,
@@ -47,12 +46,6 @@ impl Settings {
             }
         }
         settings.model = model(pmu, perfmon)?;
-        settings.options.source = match backing {
-            "auto" => Source::Best(clock),
-            "hardware" => Source::Hardware,
-            "clock" => Source::Clock(clock),
-            other => return Err(unknown(other)),
-        };
         Ok(settings)
     }
 }
@@ -76,6 +69,15 @@ fn model(name: &str, perfmon: Option<&str>) -> Result<Model, String> {
         "auto" | "intel" => intel,
         "amd" => Model::Amd(amd::Interface::Core),
         "amd-v2" => Model::Amd(amd::Interface::V2),
+        other => return Err(unknown(other)),
+    })
+}
+
+fn backing(name: &str) -> Result<Option<Backing>, String> {
+    Ok(match name {
+        "auto" => None,
+        "hardware" => Some(Backing::Hardware),
+        "clock" => Some(Backing::Clock),
         other => return Err(unknown(other)),
     })
 }
@@ -112,7 +114,8 @@ mod tests {
                 pebs: false
             }
         );
-        assert_eq!(settings.options.source, Source::Clock(Clock::Approximate));
+        assert_eq!(settings.options.backing, Some(Backing::Clock));
+        assert!(settings.options.approximate_instructions);
         assert_eq!(settings.options.policy, Policy::Reuse);
         assert_eq!(settings.options.freeze, Freeze::Guest);
         assert_eq!(settings.measure, Some("/a b".into()));

@@ -80,8 +80,6 @@ pub struct PmuOptions {
     pub model: Model,
     /// How the host works for the guest.
     pub options: Options,
-    /// Whether time stands in for instructions and branches, where a saved guest goes on without hardware counters.
-    pub approximate_instructions: bool,
     /// The way of the guest's RDPMC to the VMM.
     pub rdpmc: Rdpmc,
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vpmu_kvm::{Clock, Options, Perfmon, Skid, Source, Vendor, amd};
+use vpmu_kvm::{Options, Perfmon, Skid, Vendor, amd};
 use vpmu_vmm::{Config, Ending, Error, PmuOptions, Rdpmc, Restore};
 
 const AFTER: &str = "\
@@ -233,18 +233,15 @@ impl Cli {
         if self.no_pmu {
             return Ok(None);
         }
-        let clock = match self.approximate_instructions {
-            true => Clock::Approximate,
-            false => Clock::Cycles,
-        };
         Ok(Some(PmuOptions {
             model: self.model()?,
             options: Options {
-                source: match self.backing {
-                    Backing::Auto => Source::Best(clock),
-                    Backing::Hardware => Source::Hardware,
-                    Backing::Clock => Source::Clock(clock),
+                backing: match self.backing {
+                    Backing::Auto => None,
+                    Backing::Hardware => Some(vpmu_kvm::Backing::Hardware),
+                    Backing::Clock => Some(vpmu_kvm::Backing::Clock),
                 },
+                approximate_instructions: self.approximate_instructions,
                 freeze: match self.freeze {
                     Freeze::Vm => vpmu_kvm::Freeze::Vm,
                     Freeze::Guest => vpmu_kvm::Freeze::Guest,
@@ -269,7 +266,6 @@ impl Cli {
                 },
                 signal: None,
             },
-            approximate_instructions: self.approximate_instructions,
             rdpmc: self.rdpmc,
         }))
     }

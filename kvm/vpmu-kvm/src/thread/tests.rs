@@ -13,7 +13,7 @@ use vpmu_perf::PerfError;
 use super::*;
 use crate::lapic::Pmi;
 use crate::offer::detect;
-use crate::options::{Clock, Model, Perfmon, Source};
+use crate::options::{Model, Perfmon};
 use crate::pmu::tests::no_memory;
 use crate::state::SavedPmu;
 use crate::stats::Shared;
@@ -56,9 +56,10 @@ fn possible<T>(result: Result<T, Error>) -> Option<T> {
     }
 }
 
-fn by(source: Source) -> Options {
+fn by_clock(approximate_instructions: bool) -> Options {
     Options {
-        source,
+        backing: Some(Backing::Clock),
+        approximate_instructions,
         ..Options::default()
     }
 }
@@ -116,7 +117,7 @@ fn registers(state: SavedPmu) -> intel::PmuState {
 }
 
 fn clock(kick: Kick) -> Option<Guest> {
-    let options = by(Source::Clock(Clock::Cycles));
+    let options = by_clock(false);
     let offer = possible(detect(MODEL, &options))?;
     possible(Guest::new(&offer.pmu.unwrap(), &options, kick))
 }
@@ -124,10 +125,10 @@ fn clock(kick: Kick) -> Option<Guest> {
 /// As where a guest comes from a host that counts more.
 #[test]
 fn a_capability_with_more_than_this_host_counts_is_refused() {
-    let Some(offer) = possible(detect(MODEL, &by(Source::Clock(Clock::Approximate)))) else {
+    let Some(offer) = possible(detect(MODEL, &by_clock(true))) else {
         return;
     };
-    let clock = by(Source::Clock(Clock::Cycles));
+    let clock = by_clock(false);
     let error = Guest::new(&offer.pmu.unwrap(), &clock, Kick::Nothing).err();
     assert!(matches!(error, Some(Error::Event(_))), "{error:?}");
 }

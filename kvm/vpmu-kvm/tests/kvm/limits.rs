@@ -11,7 +11,7 @@ use rustix::time::clock_gettime;
 use super::guest::{Code, MODEL, Machine};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port, attach, possible, run, try_attach};
 use vpmu_kvm::{
-    AfterRun, Clock, Counter, CounterState, Error, Offer, Options, PerfError, Source, Vcpu, detect,
+    AfterRun, Backing, Counter, CounterState, Error, Offer, Options, PerfError, Vcpu, detect,
 };
 
 /// The variable that says that this process is the one with a limit.
@@ -19,7 +19,7 @@ const CHILD: &str = "VPMU_LIMITS_CHILD";
 
 fn by_clock() -> Options {
     Options {
-        source: Source::Clock(Clock::Cycles),
+        backing: Some(Backing::Clock),
         ..Options::default()
     }
 }

@@ -13,7 +13,7 @@ use seccompiler::BpfProgram;
 use super::guest::{Code, END, HANDLED, MODEL, Machine};
 use super::pebs::{PEBS_ENABLE, WITH_PEBS, collecting, time_on_cpu};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port};
-use vpmu_kvm::{Kick, Options, Pebs, SYSCALLS, Source, Syscall, Vcpu, detect};
+use vpmu_kvm::{Backing, Kick, Options, Pebs, SYSCALLS, Syscall, Vcpu, detect};
 
 const VECTOR: u32 = 0xee;
 /// The variable that names the rule left out, in a process of its own, which the filter may end.
@@ -32,7 +32,7 @@ fn depends(call: &Syscall) -> bool {
 
 fn counts_by_clock() -> bool {
     let hardware = Options {
-        source: Source::Hardware,
+        backing: Some(Backing::Hardware),
         ..Options::default()
     };
     detect(MODEL, &hardware).is_err()

@@ -3,7 +3,7 @@
 use super::guest::{Code, HANDLED, MODEL, Machine, REPORT};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port, attach, possible, run};
 use vpmu::x86::{PmuState, intel};
-use vpmu_kvm::{Capability, Clock, Offer, Options, SavedPmu, Source, State, Vcpu, detect};
+use vpmu_kvm::{Backing, Capability, Offer, Options, SavedPmu, State, Vcpu, detect};
 
 fn events(offer: &Offer) -> u32 {
     match offer.capability() {
@@ -12,9 +12,10 @@ fn events(offer: &Offer) -> u32 {
     }
 }
 
-fn by(source: Source) -> Options {
+fn by_clock(approximate_instructions: bool) -> Options {
     Options {
-        source,
+        backing: Some(Backing::Clock),
+        approximate_instructions,
         ..Options::default()
     }
 }
@@ -25,13 +26,11 @@ fn what_is_offered_is_what_counts_here() {
     let Some(offer) = possible(found.join().unwrap()) else {
         return;
     };
-    let clock = by(Source::Clock(Clock::Cycles));
-    let by_clock = detect(MODEL, &clock).unwrap();
-    assert_eq!(events(&by_clock), 0b101, "cycles and reference cycles");
+    let clock = detect(MODEL, &by_clock(false)).unwrap();
+    assert_eq!(events(&clock), 0b101, "cycles and reference cycles");
     // Not every processor of AMD's has an event for reference cycles.
     assert_eq!(events(&offer) & 0b1, 0b1);
-    let approximate = by(Source::Clock(Clock::Approximate));
-    let approximate = detect(MODEL, &approximate).unwrap();
+    let approximate = detect(MODEL, &by_clock(true)).unwrap();
     assert_eq!(events(&approximate), 0b10_0111);
 }
 

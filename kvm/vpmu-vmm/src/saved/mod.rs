@@ -25,7 +25,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Freeze, Model, Offer, Options, Pmu, RdpmcState, Source};
+use vpmu_kvm::{Backing, Capability, Freeze, Model, Offer, Options, Pmu, RdpmcState};
 
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
@@ -75,10 +75,6 @@ impl MachineState {
     /// Returns the model of the guest's PMU and its backing, if the guest has one.
     pub(super) fn pmu_options(&self) -> Option<PmuOptions> {
         let backing = self.backing.unwrap_or_default();
-        let clock = match backing.approximate_instructions {
-            true => vpmu_kvm::Clock::Approximate,
-            false => vpmu_kvm::Clock::Cycles,
-        };
         Some(PmuOptions {
             model: match self.offer().pmu? {
                 Pmu::Architectural(Capability::Intel(pmu)) => Model::Intel {
@@ -89,10 +85,8 @@ impl MachineState {
                 Pmu::Paravirtual(_) => Model::Paravirtual,
             },
             options: Options {
-                source: match backing.clock {
-                    true => Source::Clock(clock),
-                    false => Source::Best(clock),
-                },
+                backing: backing.clock.then_some(Backing::Clock),
+                approximate_instructions: backing.approximate_instructions,
                 policy: backing.policy,
                 freeze: match backing.freezes {
                     true => Freeze::Guest,
@@ -103,7 +97,6 @@ impl MachineState {
                 // and whether records may be late, which is for whoever restores it to accept.
                 ..Options::default()
             },
-            approximate_instructions: backing.approximate_instructions,
             rdpmc: match self.rdpmc {
                 None => Rdpmc::Load,
                 Some(_) => Rdpmc::Run,
@@ -126,8 +119,8 @@ impl From<&PmuOptions> for Backed {
     fn from(pmu: &PmuOptions) -> Self {
         Self {
             policy: pmu.options.policy,
-            clock: matches!(pmu.options.source, Source::Clock(_)),
-            approximate_instructions: pmu.approximate_instructions,
+            clock: pmu.options.backing == Some(Backing::Clock),
+            approximate_instructions: pmu.options.approximate_instructions,
             freezes: pmu.options.freeze == Freeze::Guest,
         }
     }
