@@ -148,19 +148,10 @@ impl Measurement {
     fn report(&self, about: &About<'_>) -> Value {
         let span = locked(&self.span);
         let span = span.ended.as_ref();
-        let backing = about.backing.map(|backing| match backing {
-            Backing::Hardware => "hardware",
-            Backing::Clock => "clock",
-        });
         // Hardware counters count the guest's time whatever was chosen.
         let freeze = (about.backing == Some(Backing::Clock)).then_some(match about.freeze {
             Freeze::Vm => "vm",
             Freeze::Guest => "guest",
-        });
-        let policy = about.policy.map(|policy| match policy {
-            Policy::Recreate => "recreate",
-            Policy::Reuse => "reuse",
-            Policy::ReusePaused => "paused",
         });
         let (model, version, general, fixed) = match about.offer.capability() {
             Some(Capability::Intel(it)) => (
@@ -173,9 +164,9 @@ impl Measurement {
             None => (None, None, None, None),
         };
         serde_json::json!({"vpmu-vmm": {
-            "policy": policy.unwrap_or("none"),
+            "policy": about.policy.map_or("none", Policy::name),
             "paravirtual": matches!(about.offer.pmu, Some(Pmu::Paravirtual(_))),
-            "backing": backing,
+            "backing": about.backing.map(Backing::name),
             "freeze": freeze,
             "model": model,
             "pmu_version": version,

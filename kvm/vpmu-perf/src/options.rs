@@ -11,6 +11,19 @@ pub enum Backing {
     Clock,
 }
 
+impl Backing {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Hardware, Self::Clock];
+
+    /// Returns the name that options and statistics have for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hardware => "hardware",
+            Self::Clock => "clock",
+        }
+    }
+}
+
 /// The time that a clock counts for a guest. Hardware counters count the guest alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Freeze {

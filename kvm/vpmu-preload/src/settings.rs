@@ -37,9 +37,14 @@ impl Settings {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("pmu", name) => pmu = name,
                 ("perfmon", number) => perfmon = Some(number),
-                ("backing", name) => settings.options.backing = backing(name)?,
+                ("backing", "auto") => settings.options.backing = None,
+                ("backing", name) => {
+                    settings.options.backing = Some(named(&Backing::ALL, Backing::name, name)?);
+                }
                 ("approximate", "") => settings.options.approximate_instructions = true,
-                ("policy", name) => settings.options.policy = policy(name)?,
+                ("policy", name) => {
+                    settings.options.policy = named(&Policy::ALL, Policy::name, name)?;
+                }
                 ("freeze", "vm") => settings.options.freeze = Freeze::Vm,
                 ("freeze", "guest") => settings.options.freeze = Freeze::Guest,
                 _ => return Err(unknown(word)),
@@ -73,22 +78,10 @@ fn model(name: &str, perfmon: Option<&str>) -> Result<Model, String> {
     })
 }
 
-fn backing(name: &str) -> Result<Option<Backing>, String> {
-    Ok(match name {
-        "auto" => None,
-        "hardware" => Some(Backing::Hardware),
-        "clock" => Some(Backing::Clock),
-        other => return Err(unknown(other)),
-    })
-}
-
-fn policy(name: &str) -> Result<Policy, String> {
-    Ok(match name {
-        "recreate" => Policy::Recreate,
-        "reuse" => Policy::Reuse,
-        "paused" => Policy::ReusePaused,
-        other => return Err(unknown(other)),
-    })
+/// Returns the one of `all` that has this name.
+fn named<T: Copy>(all: &[T], of: fn(T) -> &'static str, name: &str) -> Result<T, String> {
+    let mut all = all.iter().copied();
+    all.find(|&it| of(it) == name).ok_or_else(|| unknown(name))
 }
 
 fn unknown(word: &str) -> String {

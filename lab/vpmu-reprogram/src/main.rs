@@ -40,7 +40,7 @@ struct Cli {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     overflows: u32,
     /// What is to count; without it hardware events where there are any
-    #[arg(long, value_parser = PossibleValuesParser::new(["hardware", "clock"]).map(backing))]
+    #[arg(long, value_parser = PossibleValuesParser::new(Backing::ALL.map(Backing::name)).try_map(backing))]
     backing: Option<Backing>,
     /// Measure nothing, but check that the events keep what the engine relies on
     #[arg(long, conflicts_with_all = ["json", "overflows"])]
@@ -65,18 +65,9 @@ const OVF_CTRL: u32 = 0x390;
 /// Cycles in both rings, with an interrupt, enabled.
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
 
-fn backing(name: String) -> Backing {
-    match name.as_str() {
-        "clock" => Backing::Clock,
-        _ => Backing::Hardware,
-    }
-}
-
-fn name(backing: Backing) -> &'static str {
-    match backing {
-        Backing::Hardware => "hardware",
-        Backing::Clock => "clock",
-    }
+fn backing(name: String) -> Result<Backing, &'static str> {
+    let mut all = Backing::ALL.into_iter();
+    all.find(|it| it.name() == name).ok_or("no such backing")
 }
 
 struct Guest {
@@ -180,13 +171,12 @@ fn median(mut times: Vec<Duration>) -> Duration {
 type All = Vec<(&'static str, Figures)>;
 
 fn measure(overflows: u32, wanted: Option<Backing>) -> Result<(Backing, All), String> {
-    let modes = ["recreate", "reuse", "paused"];
     let mut backing = Backing::Clock;
     let mut all = Vec::new();
-    for (policy, mode) in Policy::ALL.into_iter().zip(modes) {
+    for policy in Policy::ALL {
         let mut guest = Guest::new(policy, wanted)?;
         backing = guest.host.backing();
-        all.push((mode, guest.measure(overflows)?));
+        all.push((policy.name(), guest.measure(overflows)?));
     }
     Ok((backing, all))
 }
@@ -205,7 +195,7 @@ fn to_json(backing: Backing, all: &All) -> Value {
         row("host_ops_per_pmi", figures.host_operations, "operations");
     }
     json!({
-        "backing": name(backing),
+        "backing": backing.name(),
         "rows": rows,
     })
 }
@@ -232,7 +222,7 @@ fn main() -> ExitCode {
 fn probe(wanted: Option<Backing>) -> Result<(), String> {
     let options = options(wanted);
     let support = support(&options).map_err(|error| error.to_string())?;
-    println!("{}", name(support.backing));
+    println!("{}", support.backing.name());
     match check_sampling(&options) {
         Ok(()) => println!("sampled"),
         Err(error) => println!("{error}"),
@@ -247,7 +237,7 @@ fn probe(wanted: Option<Backing>) -> Result<(), String> {
 
 fn check(wanted: Option<Backing>) -> Result<(), String> {
     let backing = host_of(options(wanted))?.backing();
-    println!("{} events", name(backing));
+    println!("{} events", backing.name());
     let mut failed = Vec::new();
     for (promise, check) in CHECKS {
         match check(backing) {
@@ -280,7 +270,7 @@ fn report(cli: &Cli, wanted: Option<Backing>) -> Result<(), String> {
     let (backing, all) = measure(cli.overflows, wanted)?;
     let written = match &cli.json {
         None => {
-            println!("{} events, medians\n", name(backing));
+            println!("{} events, medians\n", backing.name());
             println!("            overflow ns  rewrite ns  host operations per PMI");
             for (mode, figures) in &all {
                 println!(

@@ -11,7 +11,7 @@ use vpmu::x86::intel::RawPerfEvtSel;
 use vpmu_perf::{Backing, PerfError, PerfHost, Support, support};
 
 use crate::check::{CHECKS, Found, Unseen, count, event, holds_if, host, is_virtual, skipped};
-use crate::{name, options};
+use crate::options;
 
 /// Descriptors of a vCPU whose guest uses all that it is offered: general and fixed counters, a group's leader and two
 /// samplers of perf, and what KVM and the VMM have for it.
@@ -39,14 +39,14 @@ const HARDWARE: [Check; 5] = [
 pub(crate) fn selftest() -> Result<Value, String> {
     let support = support(&options(None)).map_err(|error| error.to_string())?;
     let mut rows = Vec::new();
-    for backing in [Backing::Hardware, Backing::Clock] {
+    for backing in Backing::ALL {
         let refused = PerfHost::of_thread(options(Some(backing))).err();
         for (promise, check) in CHECKS {
             let found = match &refused {
                 Some(error) => absent(backing, error),
                 None => check(backing),
             };
-            rows.push(row(&format!("{}: {promise}", name(backing)), found));
+            rows.push(row(&format!("{}: {promise}", backing.name()), found));
         }
     }
     for (promise, check) in HARDWARE {
@@ -108,7 +108,7 @@ fn machine(support: &Support) -> Value {
         "pmu": file("/sys/bus/event_source/devices/cpu/caps/pmu_name"),
         "e_cores": std::path::Path::new("/sys/bus/event_source/devices/cpu_atom").exists(),
         "perf_event_paranoid": file("/proc/sys/kernel/perf_event_paranoid"),
-        "backing": name(support.backing),
+        "backing": support.backing.name(),
         "events": support.events,
         "counters": support.counters,
         "mediated": support.mediated,

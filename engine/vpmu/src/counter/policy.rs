@@ -26,6 +26,15 @@ impl Policy {
     /// All of them, the most expensive first.
     pub const ALL: [Self; 3] = [Self::Recreate, Self::Reuse, Self::ReusePaused];
 
+    /// Returns the name that options and statistics have for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Recreate => "recreate",
+            Self::Reuse => "reuse",
+            Self::ReusePaused => "paused",
+        }
+    }
+
     /// Whether a rewrite, a stop or an overflow takes the host event away: the design of 2018 knows no paused event.
     pub(super) const fn recreates(self) -> bool {
         matches!(self, Self::Recreate)

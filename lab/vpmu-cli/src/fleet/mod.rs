@@ -40,11 +40,7 @@ pub(crate) struct Time {
 
 impl Row {
     pub(crate) fn backing(&self) -> &'static str {
-        match self.vcpu.backing {
-            None => "none",
-            Some(Backing::Hardware) => "hardware",
-            Some(Backing::Clock) => "clock",
-        }
+        self.vcpu.backing.map_or("none", Backing::name)
     }
 
     /// Returns the exits to the VMM by kind.
