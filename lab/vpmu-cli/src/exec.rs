@@ -10,7 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::PossibleValue;
 use vpmu_lab::image::{artifacts, elf};
 use vpmu_lab::spec::design::{Freeze, Model, Policy};
 use vpmu_lab::{Error, Result, usage};
@@ -55,8 +56,12 @@ pub(crate) struct Exec {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=5))]
     perfmon: Option<u8>,
     /// What counts for the guest
-    #[arg(long, value_enum, default_value_t = Backing::Auto)]
-    backing: Backing,
+    #[arg(long, default_value = "auto", value_parser = [
+        PossibleValue::new("auto").help("The processor's counters where perf has them, else the time of the vCPU's thread"),
+        PossibleValue::new("hardware").help("The processor's counters, and nothing else"),
+        PossibleValue::new("clock").help("The time of the vCPU's thread: cycles only"),
+    ])]
+    backing: String,
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long)]
     approximate_instructions: bool,
@@ -81,16 +86,6 @@ pub(crate) struct Exec {
     /// The VMM and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Backing {
-    /// The processor's counters where perf has them, else the time of the vCPU's thread
-    Auto,
-    /// The processor's counters, and nothing else
-    Hardware,
-    /// The time of the vCPU's thread: cycles only
-    Clock,
 }
 
 /// Refuses a program, with the way out.
@@ -276,7 +271,7 @@ impl Exec {
         let mut words = OsString::from(format!(
             "pmu={} backing={} policy={} freeze={}",
             self.pmu.name(),
-            name(&self.backing),
+            self.backing,
             self.policy.name(),
             self.freeze.name()
         ));
@@ -292,9 +287,4 @@ impl Exec {
         }
         words
     }
-}
-
-fn name(choice: &impl ValueEnum) -> String {
-    let value = choice.to_possible_value();
-    value.map_or_else(String::new, |value| value.get_name().to_owned())
 }
