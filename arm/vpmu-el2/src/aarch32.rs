@@ -39,7 +39,6 @@ pub enum Part {
 impl Access {
     /// Decodes the syndrome of an MCR or MRC (exception class 0x03).
     pub fn from_mcr(iss: u32) -> Self {
-        const CV: u32 = 1 << 24;
         let field = |at: u32, mask: u32| (iss >> at & mask) as u8;
         let (op2, op1) = (field(17, 7), field(14, 7));
         let (crn, crm) = (field(10, 15), field(1, 15));
@@ -55,20 +54,22 @@ impl Access {
             rt: field(5, 31).into(),
             rt2: 31,
             write: iss & 1 == 0,
-            condition: (iss & CV != 0).then_some(field(20, 15)),
+            condition: condition(iss),
         }
     }
 
     /// Decodes the syndrome of an MCRR or MRRC (exception class 0x04).
     pub fn from_mcrr(iss: u32) -> Self {
+        let field = |at: u32, mask: u32| (iss >> at & mask) as u8;
         // Opc1 and CRm.
-        let is_cycle_counter = (iss >> 16 & 15, iss >> 1 & 15) == (0, 9);
+        let is_cycle_counter = (field(16, 15), field(1, 15)) == (0, 9);
         Self {
             register: is_cycle_counter.then_some(Register::Pmccntr),
             part: Part::Whole,
-            rt2: (iss >> 10 & 31) as usize,
-            // The rest is where it is in the other form.
-            ..Self::from_mcr(iss)
+            rt: field(5, 31).into(),
+            rt2: field(10, 31).into(),
+            write: iss & 1 == 0,
+            condition: condition(iss),
         }
     }
 
@@ -134,6 +135,11 @@ impl Access {
 }
 
 const LOW: u64 = 0xffff_ffff;
+
+fn condition(iss: u32) -> Option<u8> {
+    const CV: u32 = 1 << 24;
+    (iss & CV != 0).then_some((iss >> 20 & 15) as u8)
+}
 
 /// PSTATE.T: T32.
 const PSTATE_T: u64 = 1 << 5;
