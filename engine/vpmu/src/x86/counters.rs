@@ -277,11 +277,7 @@ impl<V: Events> Model for Counters<V> {
         if rewritten.contains(n) && distance >= FAR {
             return None;
         }
-        // Asked here, too.
-        match self.pebs.sampling.counters.is_empty() {
-            true => NonZeroU64::new(distance),
-            false => NonZeroU64::new(self.pebs.sampling.due(n, distance)),
-        }
+        NonZeroU64::new(self.pebs.sampling.due(n, distance))
     }
 
     fn is_awaited(&self, n: Counter) -> bool {

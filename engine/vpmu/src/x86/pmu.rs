@@ -160,23 +160,17 @@ impl<V: Events> Pmu<V> {
 
     /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.
     fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.has_branches() {
-            self.end_delay(host);
-            // An overflow that this access finds is requested at once: the branches that follow are the driver's.
-            self.counters.lbr.delays = false;
-        }
+        self.end_delay(host);
+        // An overflow that this access finds is requested at once: the branches that follow are the driver's.
+        self.counters.lbr.delays = false;
     }
 
     /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
     fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.has_branches() && !self.counters.find_delays(host.follows_branches()) {
+        // Nothing waits for branches where there are none.
+        if self.counters.lbr.exists() && !self.counters.find_delays(host.follows_branches()) {
             self.end_delay(host);
         }
-    }
-
-    // Asked here: without last branch records, an access pays for no more than this.
-    fn has_branches(&self) -> bool {
-        !matches!(self.counters.lbr.registers, lbr::Registers::None)
     }
 
     fn perform<H: CounterHost<CounterConfig>>(&mut self, effect: Effect, host: &mut H) {

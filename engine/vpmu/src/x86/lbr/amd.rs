@@ -148,7 +148,7 @@ impl State {
 
 /// What the guest has written.
 #[derive(Clone, Debug)]
-pub(in crate::x86) struct Registers {
+pub(super) struct Registers {
     pub(super) capability: Capability,
     select: u64,
     extension: u64,

@@ -200,7 +200,7 @@ impl State {
 
 /// What the guest has written.
 #[derive(Clone, Debug)]
-pub(in crate::x86) struct Registers {
+pub(super) struct Registers {
     pub(super) capability: Capability,
     pub(super) control: u64,
 }

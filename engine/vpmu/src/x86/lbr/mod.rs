@@ -48,7 +48,7 @@ mod unit;
 pub use branch::{Branch, Filter, Kind, Kinds};
 use stack::{Entry, Field};
 pub use stack::{MAX_DEPTH, Stack};
-pub(super) use unit::{Registers, Unit};
+pub(super) use unit::Unit;
 
 /// Returns whether the register is a part of a record: FROM, TO or INFO, of either vendor's. Reading one changes nothing.
 pub const fn is_record(msr: u32) -> bool {

@@ -9,7 +9,7 @@ use crate::x86::status::Freeze;
 
 /// A vendor's registers, without the stack.
 #[derive(Clone, Debug)]
-pub(in crate::x86) enum Registers {
+enum Registers {
     /// The guest has no last branch records.
     None,
     Intel(intel::Registers),
@@ -19,7 +19,7 @@ pub(in crate::x86) enum Registers {
 /// The last branch records of one PMU.
 #[derive(Clone, Debug)]
 pub(crate) struct Unit {
-    pub(in crate::x86) registers: Registers,
+    registers: Registers,
     stack: Stack,
     /// How many branches the run has recorded; `None`: the guest is not followed.
     run: Option<u8>,
@@ -79,6 +79,11 @@ impl Unit {
             statistics: self.statistics,
             ..fresh
         };
+    }
+
+    /// Whether the guest has last branch records.
+    pub(in crate::x86) const fn exists(&self) -> bool {
+        !matches!(self.registers, Registers::None)
     }
 
     /// RDMSR of `address`.
@@ -233,7 +238,7 @@ impl Unit {
 
     /// `branch` is not recorded.
     pub(in crate::x86) fn drop_branch(&mut self) {
-        if !matches!(self.registers, Registers::None) {
+        if self.exists() {
             count(&mut self.statistics.filtered);
         }
     }
