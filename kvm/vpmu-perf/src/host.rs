@@ -52,6 +52,21 @@ pub trait SampledGuest: Guest + Debug + Send {
     fn ring(&mut self) -> Result<Ring, Fault>;
 }
 
+/// The guest, if there is one. Most runs ask it nothing, and then it has nothing to forget.
+#[derive(Debug, Default)]
+struct AskedGuest {
+    guest: Option<Box<dyn SampledGuest>>,
+    /// Whether it was asked since it was last to forget.
+    is_asked: bool,
+}
+
+impl AskedGuest {
+    fn ask(&mut self) -> Option<&mut dyn SampledGuest> {
+        self.is_asked = true;
+        Some(&mut **self.guest.as_mut()?)
+    }
+}
+
 /// The [`CounterHost`] of the thread that made it. Another thread may use the host while that thread does not run its
 /// guest, and may drop it.
 #[derive(Debug)]
@@ -71,9 +86,7 @@ pub struct PerfHost {
     events: Events,
     /// The samples of the thread, while there is a counter of a portion of its clock's time.
     ring_sampler: Option<RingSampler>,
-    guest: Option<Box<dyn SampledGuest>>,
-    /// Whether the guest was asked since it was last to forget.
-    guest_asked: bool,
+    guest: AskedGuest,
     notes: Arc<Notes>,
     longest_stuck_ns: u64,
 }
@@ -138,8 +151,7 @@ impl PerfHost {
             slots: Slots::from_fn(Slot::default),
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped, logged),
             ring_sampler: None,
-            guest: None,
-            guest_asked: false,
+            guest: AskedGuest::default(),
             notes,
             longest_stuck_ns: 0,
             options,
@@ -160,13 +172,13 @@ impl PerfHost {
     /// asked for its ring where a counter of one ring is to overflow. Without it the host believes the last sample, which is
     /// some 50 microseconds old.
     pub fn set_guest(&mut self, guest: impl SampledGuest + 'static) {
-        self.guest = Some(Box::new(guest));
+        self.guest.guest = Some(Box::new(guest));
     }
 
     /// Has the guest [forget](SampledGuest::forget) what it was. Call this before and after each run of the guest.
     pub fn forget_guest(&mut self) {
-        if mem::take(&mut self.guest_asked)
-            && let Some(guest) = &mut self.guest
+        if mem::take(&mut self.guest.is_asked)
+            && let Some(guest) = &mut self.guest.guest
         {
             guest.forget();
         }
@@ -309,9 +321,8 @@ impl PerfHost {
             return false;
         };
         let value = self.units.to_guest(time.own(total));
-        self.guest_asked = true;
-        let guest = self.guest.as_mut();
-        let here = || guest.and_then(|guest| guest.ring().ok()).or(last);
+        let guest = &mut self.guest;
+        let here = || guest.ask().and_then(|guest| guest.ring().ok()).or(last);
         let wait = match time.is_up(value, self.options.repeating, here) {
             TimeUp::Overflow => {
                 slot.period.pass(self.options.repeating);
@@ -610,8 +621,7 @@ impl CounterHost<CounterConfig> for PerfHost {
 
 impl pebs::Host for PerfHost {
     fn guest(&mut self) -> Option<&mut dyn Guest> {
-        self.guest_asked = true;
-        Some(&mut **self.guest.as_mut()?)
+        Some(self.guest.ask()?)
     }
 
     /// Returns 0 where the period is too short or the kernel refuses.
@@ -655,8 +665,7 @@ impl pebs::Host for PerfHost {
             return TakenSamples::NONE;
         };
         let mut taken = sampler.take(samples);
-        self.guest_asked = true;
-        let Some(guest) = self.guest.as_mut().filter(|_| taken.samples != 0) else {
+        let Some(guest) = self.guest.ask().filter(|_| taken.samples != 0) else {
             return taken;
         };
         // A record without the guest's time would be sorted wrongly among those with it: better none.
