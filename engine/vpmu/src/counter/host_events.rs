@@ -395,9 +395,12 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let slot = &mut self.slots[counter];
         if again || slot.armed != due {
             count(&mut self.statistics.set_periods);
-            host.set_period(counter, due);
+            // The host counts from its total on, and `due` is a distance from the mark.
+            let ahead = core::mem::take(&mut slot.ahead);
+            let period = due.map(|due| due.saturating_add(ahead));
+            host.set_period(counter, period);
             slot.armed = due;
-            slot.repeats = Repeats::of(due.filter(|_| host.repeats()));
+            slot.repeats = Repeats::of(period.filter(|_| host.repeats()));
         }
     }
 }
@@ -409,6 +412,8 @@ pub(super) struct HostEvent<E> {
     event: Option<E>,
     /// The host's total that has been taken into `owed`.
     mark: u64,
+    /// By how many events the next report is to come later, because the mark is that far ahead of the total.
+    ahead: u64,
     /// Counted, and not yet given to the PMU model.
     owed: u64,
     /// The host will report when it has counted so many beyond `mark`.
@@ -426,6 +431,7 @@ impl<E> HostEvent<E> {
         Self {
             event: None,
             mark: 0,
+            ahead: 0,
             owed: 0,
             armed: None,
             repeats: Repeats::NEVER,
@@ -442,9 +448,17 @@ impl<E> HostEvent<E> {
         let counted = total.wrapping_sub(self.mark);
         // Modulo 2^64, a total that is lower is a count of more than half of that.
         if counted > u64::MAX / 2 {
+            let ahead = counted.wrapping_neg();
+            // A timer that gains on the count takes the mark further ahead with each report, and the guest would at last have
+            // nothing counted for as long. So the next report is asked for anew, at most a period later.
+            if let Some(period) = self.repeats.period.map(NonZeroU64::get)
+                && ahead >= period / 2
+            {
+                (self.armed, self.ahead) = (None, ahead.min(period));
+            }
             return;
         }
-        self.mark = total;
+        (self.mark, self.ahead) = (total, 0);
         self.owed = self.owed.wrapping_add(counted);
         self.overtaken |= self.armed.is_some_and(|due| due.get() <= counted);
         self.armed = self.armed.and_then(|due| {

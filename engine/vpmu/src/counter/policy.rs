@@ -54,7 +54,8 @@ pub enum Report {
     /// event goes on counting on the CPU where this is handled. The engine believes it and, unless
     /// the policy is [`Policy::Recreate`], makes no call.
     ///
-    /// If the report is too early, only the guest's counter runs ahead, until the host event has counted that far.
+    /// If the report is too early, only the guest's counter runs ahead, until the host event has counted that far: as far
+    /// as reads show, by less than half of a period that repeats.
     Due,
     /// As [`Due`](Self::Due), but the vCPU has left the CPU on which the host event counts, so the engine makes the
     /// event anew. Only for hosts whose events do not follow the vCPU by themselves.

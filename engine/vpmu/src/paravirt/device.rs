@@ -224,6 +224,7 @@ impl Device {
     ) {
         self.load_periods(page);
         let is_sampled = self.samples.period(counter).is_some();
+        let report = self.samples.sampling.report(counter, report);
         self.report(counter, report, host);
         let Some(page) = page else { return };
         if is_sampled {

@@ -33,9 +33,10 @@ impl Device {
         for n in mem::take(&mut self.samples.wanted) {
             self.begin_sampling(n, host);
         }
-        if self.samples.sampling.is_used_up() {
+        let used_up = self.samples.sampling.used_up();
+        if !used_up.is_empty() {
             // A report is asked for from what has been counted, so all of them are read.
-            for n in self.samples.sampling.counters {
+            for n in self.samples.sampling.counters - used_up {
                 self.collect(n, host);
             }
             self.samples.sampling.room = RECORDS / 2;

@@ -57,6 +57,28 @@ fn the_rest_of_a_period_asks_three_times_and_no_more() {
     assert_eq!(vcpu.count_of(0), counted, "no event is lost");
 }
 
+/// Checks a host whose timer gains on its count, as a clock that adjtimex(2) has made fast. A guest that has its samples for
+/// a day, and then counts, would have nothing counted for long.
+#[test]
+fn a_timer_that_gains_on_the_count_takes_the_count_ahead_by_less_than_a_period() {
+    const PERIOD: u64 = 1000;
+    let mut vcpu = Vcpu::new(Host {
+        timer_gains_in: 73,
+        ..repeating()
+    });
+    sampling(&mut vcpu, PERIOD);
+    let before = vcpu.operations();
+    for _ in 0..1000 {
+        vcpu.run(PERIOD);
+        vcpu.handle();
+        vcpu.ring(command::READ);
+        let ahead = vcpu.count_of(0).saturating_sub(vcpu.host.read(nth(0)));
+        assert!(ahead < PERIOD, "{ahead} events that have not been");
+    }
+    let asked = vcpu.operations() - before - 1000;
+    assert!(asked < 100, "{asked} beside the reads of the doorbells");
+}
+
 /// Checks a driver's work at a context switch: all events go away, then all events of the next task
 /// come.
 #[test]

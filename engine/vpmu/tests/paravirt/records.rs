@@ -1,6 +1,6 @@
 //! Tests of samples that the host takes by itself, as records in the guest's buffer.
 
-use vpmu::counter::CounterSet;
+use vpmu::counter::{CounterHost as _, CounterSet};
 use vpmu::paravirt::{RECORDS, command, word};
 
 use crate::support::{BUFFER, CYCLES, Host, RECORDING, Vcpu, nth, repeating};
@@ -75,6 +75,30 @@ fn samples_are_records_and_few_are_interrupts() {
     assert_eq!(vcpu.word(word::next(nth(0))), 2001 * PERIOD);
     let statistics = vcpu.device.record_statistics();
     assert_eq!((statistics.records, statistics.lost), (1999, 0));
+}
+
+/// As where adjtimex(2) has made the clock of the host's timers 1.4 % fast.
+#[test]
+fn a_timer_that_gains_on_the_count_makes_no_period_pass_without_a_sample() {
+    let mut vcpu = Vcpu::recording(Host {
+        timer_gains_in: 73,
+        ..sampler()
+    });
+    let mut records = 0;
+    for _ in 0..200 {
+        records += vcpu.run_handling(40).0.len() as u64;
+        vcpu.ring(command::READ);
+        records += vcpu.take_records().len() as u64;
+        let ahead = vcpu.count_of(0) - vcpu.host.read(nth(0));
+        assert!(ahead < PERIOD, "{ahead} events that have not been");
+    }
+    assert_eq!(vcpu.device.record_statistics().skipped, 0);
+    assert_eq!(records, 200 * 40 - 1);
+    assert!(
+        vcpu.nmis <= 1 + 7999 / 256,
+        "{}: no report of what is left",
+        vcpu.nmis
+    );
 }
 
 #[test]

@@ -81,6 +81,8 @@ pub(crate) struct Host {
     pub(crate) room: u64,
     /// Of so many samples, the host takes one.
     pub(crate) takes_one_of: u64,
+    /// Reports and samples come by a timer that gains an event on the count in so many. 0: the two agree.
+    pub(crate) timer_gains_in: u64,
 }
 
 impl Host {
@@ -160,7 +162,8 @@ impl CounterHost<CounterConfig> for Host {
         }
     }
     fn read(&mut self, counter: Counter) -> u64 {
-        self.event(counter.number()).total
+        let timer = self.event(counter.number()).total;
+        timer - timer.checked_div(self.timer_gains_in).unwrap_or(0)
     }
     fn release(&mut self, counter: Counter) {
         assert!(!self.event(counter.number()).runs, "released while it runs");

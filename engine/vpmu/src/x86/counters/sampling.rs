@@ -93,8 +93,9 @@ impl<V: Events> Counters<V> {
     /// Gives each sampled counter its share of the room, if one has none. A report is asked for from what has been
     /// counted, so all of them are read.
     fn divide_room<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.pebs.sampling.is_used_up() {
-            self.settle_sampled(host);
+        let used_up = self.pebs.sampling.used_up();
+        if !used_up.is_empty() {
+            self.settle_these(self.pebs.sampling.counters - used_up, host);
             self.pebs.sampling.divide();
         }
     }

@@ -1,7 +1,7 @@
 //! The counters that the host samples, and the room that their records have.
 
 use super::{Host, Sample, TakenSamples};
-use crate::counter::{Counter, CounterSet, FAR, Slots};
+use crate::counter::{Counter, CounterSet, FAR, Report, Slots};
 use crate::x86::Ring;
 
 /// The least number of records up to the threshold for which sampling pays. Linux has one where it wants an interrupt
@@ -56,6 +56,20 @@ impl Sampling {
         self.slots[n].period
     }
 
+    /// Takes a report of `n`, with which the room is to be divided anew if `n` is sampled. Returns how far to believe the
+    /// report. Periods that are over are compared with samples, so they are read and not vouched for: the timer of a host's
+    /// clock may gain on its count.
+    pub(crate) fn report(&mut self, n: Counter, report: Report) -> Report {
+        if !self.counters.contains(n) {
+            return report;
+        }
+        self.slots[n].ahead = 0;
+        match report {
+            Report::Due => Report::Unsure,
+            report => report,
+        }
+    }
+
     /// `periods` of `n` are over.
     pub(crate) fn pass(&mut self, n: Counter, periods: u64) {
         let slot = &mut self.slots[n];
@@ -107,9 +121,10 @@ impl Sampling {
         distance.saturating_add(more)
     }
 
-    /// Whether the room up to the threshold must be divided anew: a counter has used up what it was given.
-    pub(crate) fn is_used_up(&self) -> bool {
-        self.counters.iter().any(|n| self.slots[n].ahead == 0)
+    /// Returns the counters that have used up what they were given of the room, all of them just read or begun. If there
+    /// are any, the room must be divided anew.
+    pub(crate) fn used_up(&self) -> CounterSet {
+        self.counters.filter(|n| self.slots[n].ahead == 0)
     }
 
     /// Divides the room up to the threshold among the counters.

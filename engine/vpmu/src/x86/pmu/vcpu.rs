@@ -19,6 +19,7 @@ impl<V: Events> Pmu<V> {
         report: Report,
         host: &mut H,
     ) -> bool {
+        let report = self.counters.pebs.sampling.report(counter, report);
         self.counters.report(counter, report, host);
         self.notice_freeze(host);
         self.counters.global.pmi_due

@@ -3,7 +3,7 @@
 use super::behaviour::{BUFFER, COUNT, guest};
 use crate::guest::FakeGuest;
 use crate::support::{Call, END, Guest, Happening, INSTRUCTIONS};
-use vpmu::counter::Policy;
+use vpmu::counter::{Counter, Policy, Report};
 use vpmu::x86::Ring;
 use vpmu::x86::intel::Msr::*;
 
@@ -275,6 +275,22 @@ fn a_host_that_does_not_sample_what_it_promised_is_not_believed() {
     guest.execute(PERIOD);
     guest.interrupt();
     assert_eq!(records(&guest), [2, 0], "by an exit");
+}
+
+/// As by a timer that gains on the count.
+#[test]
+fn an_early_report_vouches_for_no_period_that_is_sampled() {
+    let mut guest = sampled();
+    guest.execute(15 * PERIOD + 11);
+    let counter = Counter::at::<0>();
+    let pmi = guest.pmu.overflow(counter, Report::Due, &mut guest.host);
+    assert!(!pmi, "the buffer has room");
+    assert_eq!(records(&guest), [16, 15]);
+    assert_eq!(guest.pmu.pebs_statistics().skipped, 0);
+    assert_eq!(guest.read(FullWidthPmc(0)), END - PERIOD + 11);
+    guest.execute((THRESHOLD - 16) * PERIOD - 11);
+    assert!(guest.take_pmi(), "on time");
+    assert_eq!(records(&guest), [THRESHOLD, THRESHOLD - 1]);
 }
 
 #[test]
