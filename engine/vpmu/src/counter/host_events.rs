@@ -291,7 +291,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let only = counter.alone();
         let slot = &mut self.slots[counter];
         let report = match report {
-            // It may be the report of a period that a read has found over, and not of the one since asked for.
+            // It may be the report of a period that a read has found over or too short, and not of the one since asked for.
             Report::Due if core::mem::take(&mut slot.overtaken) => Report::Unsure,
             report => report,
         };
@@ -420,7 +420,7 @@ pub(super) struct HostEvent<E> {
     armed: Option<NonZeroU64>,
     /// What comes after that.
     pub(super) repeats: Repeats,
-    /// Whether a read has found a period over whose report has not come.
+    /// Whether a read has found a period over, or begun too early, whose report has not come.
     overtaken: bool,
     /// Why the total is not all that happened.
     deficit: Option<Lost>,
@@ -450,11 +450,13 @@ impl<E> HostEvent<E> {
         if counted > u64::MAX / 2 {
             let ahead = counted.wrapping_neg();
             // A timer that gains on the count takes the mark further ahead with each report, and the guest would at last have
-            // nothing counted for as long. So the next report is asked for anew, at most a period later.
+            // nothing counted for as long. So the next report is asked for anew, at most a period later. The one that is on
+            // its way until then is of less than was asked.
             if let Some(period) = self.repeats.period.map(NonZeroU64::get)
                 && ahead >= period / 2
             {
                 (self.armed, self.ahead) = (None, ahead.min(period));
+                self.overtaken = true;
             }
             return;
         }

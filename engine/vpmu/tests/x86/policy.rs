@@ -390,3 +390,29 @@ fn a_host_that_vouches_for_what_has_not_happened_only_runs_ahead() {
     host.count(8, |_| true);
     assert_eq!(events.read(nth(N), &mut host), 2);
 }
+
+/// As by a timer that gains on the count: each report of a period of 100 comes after 90.
+#[test]
+fn a_report_after_a_read_that_finds_the_count_too_far_ahead_is_not_believed() {
+    let mut events = HostEvents::new(Policy::ReusePaused);
+    let mut host = FakeHost::new(Policy::ReusePaused);
+    host.repeats = true;
+    let period = NonZeroU64::new(100);
+    events
+        .start(nth(N), 0_u8, period, &mut host)
+        .expect("a host with room");
+    events.resume_started(&mut host);
+    for _ in 0..5 {
+        host.count(90, |_| true);
+        assert_eq!(events.report(nth(N), Report::Due, &mut host), 100);
+    }
+    assert_eq!(events.read(nth(N), &mut host), 0, "50 events ahead");
+    assert_eq!(events.armed(nth(N)), None);
+    host.count(90, |_| true);
+    let counted = events.report(nth(N), Report::Due, &mut host);
+    assert_eq!(counted, 40, "540, of which 500 were counted before");
+    assert_eq!(events.rearm(nth(N), NonZeroU64::new(60), &mut host), Ok(()));
+    host.count(60, |_| true);
+    assert_eq!(events.report(nth(N), Report::Due, &mut host), 60);
+    assert_eq!(events.read(nth(N), &mut host), 0, "as far as the host");
+}
