@@ -249,8 +249,12 @@ int main(int count_of, char **arguments)
         default: return usage(2);
         }
     }
-    if (interval < 1 || interval > 60000 || !!root + all + (optind < count_of) != 1)
+    if (interval < 1 || interval > 60000 || root < 0 || !!root + all + (optind < count_of) != 1)
         return usage(2);
+    if (root && kill(root, 0) && errno == ESRCH) {
+        fprintf(stderr, "vpmu-callstacks: no process %d\n", root);
+        return 1;
+    }
     check_processor();
     if (optind < count_of) {
         child = fork();
