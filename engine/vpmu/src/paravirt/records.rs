@@ -19,7 +19,7 @@ use core::num::NonZeroU64;
 use super::device::Device;
 use super::page::{Page, RECORD, RECORDS, word};
 use crate::counter::{Counter, CounterHost, CounterSet, FAR, Model};
-use crate::x86::pebs::{BATCH, MANY, Sample, Statistics};
+use crate::x86::pebs::{BATCH, MANY, NOWHERE, Sample, Statistics};
 use crate::x86::{CounterConfig, Ring};
 
 impl Device {
@@ -110,7 +110,9 @@ impl Device {
         let before = self.samples.head;
         for n in self.samples.sampling.counters {
             loop {
-                let (samples, taken) = self.samples.sampling.take(n, host.support_pebs());
+                let mut samples = [NOWHERE; BATCH];
+                let sampling = &mut self.samples.sampling;
+                let taken = sampling.take(n, host.support_pebs(), &mut samples);
                 let statistics = &mut self.samples.statistics;
                 statistics.outside = statistics.outside.wrapping_add(taken.outside);
                 let samples = samples.get(..taken.samples).unwrap_or_default();

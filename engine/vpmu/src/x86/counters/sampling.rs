@@ -24,7 +24,7 @@ use core::num::NonZeroU64;
 
 use super::Counters;
 use crate::counter::{Counter, CounterHost, CounterSet, Events, FAR, Model, count};
-use crate::x86::pebs::{Area, BASIC, BATCH, Fault, MANY, Sample, basic};
+use crate::x86::pebs::{Area, BASIC, BATCH, Fault, MANY, NOWHERE, Sample, basic};
 use crate::x86::{CounterConfig, intel};
 
 impl<V: Events> Counters<V> {
@@ -138,7 +138,9 @@ impl<V: Events> Counters<V> {
     ) {
         for n in self.pebs.sampling.counters {
             loop {
-                let (samples, taken) = self.pebs.sampling.take(n, host.support_pebs());
+                let mut samples = [NOWHERE; BATCH];
+                let sampling = &mut self.pebs.sampling;
+                let taken = sampling.take(n, host.support_pebs(), &mut samples);
                 let statistics = &mut self.pebs.statistics;
                 statistics.outside = statistics.outside.wrapping_add(taken.outside);
                 statistics.lost = statistics.lost.wrapping_add(taken.lost);

@@ -61,7 +61,7 @@ pub use record::data_cfg;
 pub(super) use record::{BASIC, Record, basic};
 pub(super) use registers::Registers;
 pub use registers::{Capability, misc_enable};
-pub(crate) use sampling::{BATCH, MANY, Sampling};
+pub(crate) use sampling::{BATCH, MANY, NOWHERE, Sampling};
 pub(super) use unit::Unit;
 
 /// What became of the overflows of counters that ask for records. Survives a reset.

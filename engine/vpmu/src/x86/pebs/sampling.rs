@@ -11,6 +11,13 @@ pub(crate) const MANY: u64 = 16;
 /// Samples that are converted at once.
 pub(crate) const BATCH: usize = 32;
 
+/// What the room for them has before there are any.
+pub(crate) const NOWHERE: Sample = Sample {
+    ip: 0,
+    ring: Ring::User,
+    tsc: 0,
+};
+
 /// A counter that the host samples.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sampled {
@@ -77,26 +84,20 @@ impl Sampling {
         slot.passed = slot.passed.saturating_add(periods);
     }
 
-    /// Takes samples of `n` from the host, as many as there are or fit. Without a host that samples there are none any more.
+    /// Takes samples of `n` from the host, as many as there are or `samples` has room for. Without a host that samples there
+    /// are none any more.
     pub(crate) fn take(
         &mut self,
         n: Counter,
         host: Option<&mut dyn Host>,
-    ) -> ([Sample; BATCH], TakenSamples) {
-        let nowhere = Sample {
-            ip: 0,
-            ring: Ring::User,
-            tsc: 0,
-        };
-        let mut samples = [nowhere; BATCH];
-        let taken = host.map_or(TakenSamples::NONE, |host| {
-            host.take_samples(n, &mut samples)
-        });
+        samples: &mut [Sample],
+    ) -> TakenSamples {
+        let taken = host.map_or(TakenSamples::NONE, |host| host.take_samples(n, samples));
         let slot = &mut self.slots[n];
         for periods in [taken.samples as u64, taken.outside, taken.lost] {
             slot.seen = slot.seen.saturating_add(periods);
         }
-        (samples, taken)
+        taken
     }
 
     /// Returns the periods of `n` of which the host has taken no sample, if it misses more than it takes.
