@@ -455,8 +455,7 @@ impl<E> HostEvent<E> {
             if let Some(period) = self.repeats.period.map(NonZeroU64::get)
                 && ahead >= period / 2
             {
-                (self.armed, self.ahead) = (None, ahead.min(period));
-                self.overtaken = true;
+                (self.armed, self.ahead, self.overtaken) = (None, ahead.min(period), true);
             }
             return;
         }

@@ -67,14 +67,12 @@ impl Sampling {
     /// report. Periods that are over are compared with samples, so they are read and not vouched for: the timer of a host's
     /// clock may gain on its count.
     pub(crate) fn report(&mut self, n: Counter, report: Report) -> Report {
-        if !self.counters.contains(n) {
+        // A host event that is made anew ends the sampling.
+        if report == Report::Moved || !self.counters.contains(n) {
             return report;
         }
         self.slots[n].ahead = 0;
-        match report {
-            Report::Due => Report::Unsure,
-            report => report,
-        }
+        Report::Unsure
     }
 
     /// `periods` of `n` are over.
@@ -84,8 +82,7 @@ impl Sampling {
         slot.passed = slot.passed.saturating_add(periods);
     }
 
-    /// Takes samples of `n` from the host, as many as there are or `samples` has room for. Without a host that samples there
-    /// are none any more.
+    /// Takes samples of `n`, as many as there are or `samples` has room for. Without a host that samples there are none.
     pub(crate) fn take(
         &mut self,
         n: Counter,
@@ -93,10 +90,9 @@ impl Sampling {
         samples: &mut [Sample],
     ) -> TakenSamples {
         let taken = host.map_or(TakenSamples::NONE, |host| host.take_samples(n, samples));
-        let slot = &mut self.slots[n];
-        for periods in [taken.samples as u64, taken.outside, taken.lost] {
-            slot.seen = slot.seen.saturating_add(periods);
-        }
+        let periods = [taken.samples as u64, taken.outside, taken.lost];
+        let seen = &mut self.slots[n].seen;
+        *seen = periods.into_iter().fold(*seen, u64::saturating_add);
         taken
     }
 
