@@ -205,7 +205,8 @@ impl<V: Events> Pmu<V> {
                 self.adopt_freezing();
             }
             Effect::RecordGroups => {
-                self.counters.settle_sampled(host);
+                let sampled = self.counters.pebs.sampling.counters;
+                self.counters.settle_sampled(sampled, host);
                 self.adopt_records();
             }
             // An area is read when a record is written.

@@ -28,12 +28,6 @@ use crate::x86::pebs::{Area, BASIC, BATCH, Fault, MANY, NOWHERE, Sample, basic};
 use crate::x86::{CounterConfig, intel};
 
 impl<V: Events> Counters<V> {
-    /// Takes note of the periods of the sampled counters that are over. What makes another of their period comes after
-    /// that: samples report overflows before their counter is read.
-    pub(in crate::x86) fn settle_sampled<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.settle_these(self.pebs.sampling.counters, host);
-    }
-
     /// The next overflow of each of `concerned` is an exit again, where the host has sampled it.
     pub(in crate::x86) fn end_sampling<H: CounterHost<CounterConfig>>(
         &mut self,
@@ -95,13 +89,18 @@ impl<V: Events> Counters<V> {
     fn divide_room<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let used_up = self.pebs.sampling.used_up();
         if !used_up.is_empty() {
-            self.settle_these(self.pebs.sampling.counters - used_up, host);
+            self.settle_sampled(self.pebs.sampling.counters - used_up, host);
             self.pebs.sampling.divide();
         }
     }
 
-    /// As [`settle_sampled`](Self::settle_sampled), for `concerned`, all of them sampled.
-    fn settle_these<H: CounterHost<CounterConfig>>(&mut self, concerned: CounterSet, host: &mut H) {
+    /// Takes note of the periods of `concerned`, all of them sampled, that are over. What makes another of their period comes
+    /// after that: samples report overflows before their counter is read.
+    pub(in crate::x86) fn settle_sampled<H: CounterHost<CounterConfig>>(
+        &mut self,
+        concerned: CounterSet,
+        host: &mut H,
+    ) {
         for n in concerned {
             self.collect(n, host);
             if self.pebs.unrecorded.contains(n) {
@@ -116,7 +115,7 @@ impl<V: Events> Counters<V> {
     fn leave_sampling<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) {
         let only = n.alone() & self.pebs.sampling.counters;
         // Settled first: what is over was over under the period that the host samples with.
-        self.settle_these(only, host);
+        self.settle_sampled(only, host);
         self.end_sampling(only, host);
     }
 
