@@ -216,6 +216,11 @@ static void check_processor(void)
         fclose(cpus);
 }
 
+static int is_gone(pid_t pid)
+{
+    return kill(pid, 0) && errno == ESRCH;
+}
+
 static int usage(int status)
 {
     fputs("usage: vpmu-callstacks [-i MS] [-v] (-a | -p PID | [--] COMMAND...)\n"
@@ -251,7 +256,7 @@ int main(int count_of, char **arguments)
     }
     if (interval < 1 || interval > 60000 || root < 0 || !!root + all + (optind < count_of) != 1)
         return usage(2);
-    if (root && kill(root, 0) && errno == ESRCH) {
+    if (root && is_gone(root)) {
         fprintf(stderr, "vpmu-callstacks: no process %d\n", root);
         return 1;
     }
@@ -281,7 +286,7 @@ int main(int count_of, char **arguments)
 
         if (child && waitpid(child, &status, WNOHANG) == child)
             break;
-        if (root && !child && kill(root, 0) && errno == ESRCH)
+        if (root && !child && is_gone(root))
             break;
         nanosleep(&pause, NULL);
     }
